@@ -1,0 +1,265 @@
+"""The block pool: who uses which block, what is free, and who leaves next.
+
+Owns the state of every block, the free list, the eviction order and the prefix index. Knows no
+sequences, no requests and no bytes. Threads: step thread only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from kvist.blocks.block import Block, BlockState
+from kvist.blocks.prefix import PrefixIndex
+from kvist.errors import IntegrityError
+from kvist.keys import BlockKey
+from kvist.policies.base import EvictionPolicy
+
+FREE, OPEN, SEALED, CACHED = BlockState
+
+
+class BlockPool:
+    """Books of `num_blocks` equal blocks.
+
+    Parameters
+    ----------
+    num_blocks : int
+    policy : EvictionPolicy
+        Order in which CACHED blocks leave. Owned by the pool from here on.
+    on_evict : callable, optional
+        Told of every block that stops being findable to make room, before it is reused.
+
+    Notes
+    -----
+    Every operation is O(1) a block.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        policy: EvictionPolicy,
+        on_evict: Callable[[int, BlockKey], None] | None = None,
+    ) -> None:
+        self.blocks = [Block(i) for i in range(num_blocks)]
+        self.index = PrefixIndex()
+        self._policy = policy
+        self._on_evict = on_evict
+        # A stack: the block freed last is warm in cache and its page is there already.
+        self._free = list(range(num_blocks - 1, -1, -1))
+
+    # ------------------------------------------------------------------ queries
+
+    @property
+    def num_blocks(self) -> int:
+        """All blocks."""
+        return len(self.blocks)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that hold nothing."""
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that are findable and used by nobody."""
+        return len(self._policy)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that `allocate` could hand out: free and cached."""
+        return len(self._free) + len(self._policy)
+
+    @property
+    def num_used(self) -> int:
+        """Blocks with at least one reference."""
+        return len(self.blocks) - self.num_available
+
+    def num_unused(self, block_ids: Iterable[int]) -> int:
+        """How many of `block_ids` are CACHED, so that retaining them takes room away."""
+        blocks = self.blocks
+        return sum(blocks[i].refs == 0 for i in block_ids)
+
+    # ------------------------------------------------------------------ changes
+
+    def allocate(self, n: int) -> list[int] | None:
+        """Hand out `n` OPEN blocks with one reference each, evicting as needed.
+
+        Returns
+        -------
+        list of int or None
+            ``None`` when fewer than `n` are available: never partly.
+        """
+        if n > self.num_available:
+            return None
+        free = self._free
+        while len(free) < n:
+            self._evict_one()
+        taken = [free.pop() for _ in range(n)]
+        for block_id in taken:
+            block = self.blocks[block_id]
+            block.state = OPEN
+            block.refs = 1
+        return taken
+
+    def retain(self, block_ids: Iterable[int]) -> None:
+        """Add one reference to each block. REQUIRES none of them is FREE."""
+        for block_id in block_ids:
+            block = self.blocks[block_id]
+            if block.state == FREE:
+                raise IntegrityError(f"retain of a free block: {block!r}")
+            if block.state == CACHED:
+                self._policy.remove(block_id)
+                block.state = SEALED
+            block.refs += 1
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """Take one reference from each block, given in token order.
+
+        Works from the tail, so that leaves come first in the eviction order.
+        """
+        for block_id in reversed(block_ids):
+            block = self.blocks[block_id]
+            if block.refs <= 0:
+                raise IntegrityError(f"release of an unused block: {block!r}")
+            block.refs -= 1
+            if block.refs:
+                continue
+            if block.state == SEALED:
+                block.state = CACHED
+                self._policy.add(block_id, block.depth)
+            else:
+                block.state = FREE
+                self._free.append(block_id)
+
+    def seal(
+        self,
+        block_id: int,
+        key: BlockKey,
+        parent: BlockKey,
+        depth: int,
+        token_ids: tuple[int, ...],
+    ) -> int:
+        """Make a full OPEN block immutable and findable.
+
+        Returns
+        -------
+        int
+            The block that stands for `key` from now on. When another block bore the key already,
+            that one: the caller's reference has moved to it and `block_id` has lost one. So a key
+            never has two blocks, and leaf-first order holds without exceptions.
+        """
+        block = self.blocks[block_id]
+        if block.state != OPEN:
+            raise IntegrityError(f"only an OPEN block can be sealed: {block!r}")
+        twin = self.index.get(key)
+        if twin is not None:
+            self.retain((twin,))
+            self.release((block_id,))
+            return twin
+        block.state = SEALED
+        block.key = key
+        block.parent = parent
+        block.depth = depth
+        block.token_ids = token_ids
+        self.index.add(key, block_id)
+        parent_id = self.index.get(parent)
+        if parent_id is not None:
+            self.blocks[parent_id].num_children += 1
+        return block_id
+
+    def evict_all(self) -> int:
+        """Forget every CACHED block; return how many there were."""
+        n = self.num_cached
+        for _ in range(n):
+            self._evict_one()
+        return n
+
+    def _evict_one(self) -> None:
+        victim = self._policy.victim()
+        if victim is None:
+            raise IntegrityError("nothing to evict although blocks are counted as available")
+        self._policy.remove(victim)
+        block = self.blocks[victim]
+        key = block.key
+        if key is None or block.state != CACHED:
+            raise IntegrityError(f"the eviction order held a block that is not cached: {block!r}")
+        if self._on_evict is not None:
+            self._on_evict(victim, key)
+        self.index.remove(key)
+        if block.parent is not None:
+            parent_id = self.index.get(block.parent)
+            if parent_id is not None:
+                self.blocks[parent_id].num_children -= 1
+        block.state = FREE
+        block.key = block.parent = None
+        block.token_ids = ()
+        self._free.append(victim)
+
+    # ------------------------------------------------------------------ check
+
+    def check(self, references: Counter[int]) -> None:
+        """Raise `IntegrityError` unless every invariant of the books holds.
+
+        Parameters
+        ----------
+        references : Counter of block id
+            References that the owners of tables, pins and copies know of.
+
+        Notes
+        -----
+        O(blocks): for tests and idle moments.
+        """
+        free, cached = set(self._free), list(self._policy)
+        if len(free) != len(self._free) or len(set(cached)) != len(cached):
+            raise IntegrityError("a block is listed twice as free or as cached")
+        children: Counter[BlockKey] = Counter()
+        for block in self.blocks:
+            self._check_block(block, references[block.block_id])
+            if (block.state == FREE) != (block.block_id in free):
+                raise IntegrityError(f"free list and state disagree: {block!r}")
+            if block.parent is not None:
+                children[block.parent] += 1
+        cached_set = set(cached)
+        for block in self.blocks:
+            if (block.state == CACHED) != (block.block_id in cached_set):
+                raise IntegrityError(f"eviction order and state disagree: {block!r}")
+            if block.key is not None and block.num_children != children[block.key]:
+                raise IntegrityError(
+                    f"{block!r} counts {block.num_children} children, has {children[block.key]}"
+                )
+        self._check_index()
+        self._check_leaf_first(cached)
+        if len(free) + len(cached) + self.num_used != self.num_blocks:
+            raise IntegrityError(
+                f"{len(free)} free + {len(cached)} cached + {self.num_used} used"
+                f" != {self.num_blocks} blocks"
+            )
+
+    def _check_block(self, block: Block, known: int) -> None:
+        if block.refs != known:
+            raise IntegrityError(f"{block!r} but its owners know of {known} references")
+        used = block.state in (OPEN, SEALED)
+        if used != (block.refs > 0):
+            raise IntegrityError(f"references do not fit the state: {block!r}")
+        if (block.key is not None) != (block.state in (SEALED, CACHED)):
+            raise IntegrityError(f"key does not fit the state: {block!r}")
+
+    def _check_index(self) -> None:
+        keyed = sum(block.key is not None for block in self.blocks)
+        if keyed != len(self.index):
+            raise IntegrityError(f"{keyed} blocks bear a key, the index holds {len(self.index)}")
+        for key, block_id in self.index.items():
+            if self.blocks[block_id].key != key:
+                raise IntegrityError(f"index entry {key.hex()[:8]} -> {self.blocks[block_id]!r}")
+
+    def _check_leaf_first(self, cached: list[int]) -> None:
+        gone: set[BlockKey] = set()
+        for block_id in cached:
+            block = self.blocks[block_id]
+            if block.parent in gone:
+                raise IntegrityError(f"{block!r} would be evicted after its parent")
+            if block.key is not None:
+                gone.add(block.key)
+        for block in self.blocks:
+            if block.state == SEALED and block.parent in gone:
+                raise IntegrityError(f"{block!r} is in use and its parent may be evicted")

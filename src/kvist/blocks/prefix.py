@@ -1,0 +1,52 @@
+"""Index of findable blocks by content address.
+
+Owns key -> block id. Knows nothing of references, room or order; `BlockPool` keeps it true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from kvist.keys import BlockKey
+
+
+class PrefixIndex:
+    """Find the longest known prefix of a chain of keys. Threads: step thread only."""
+
+    def __init__(self) -> None:
+        self._ids: dict[BlockKey, int] = {}
+
+    def get(self, key: BlockKey) -> int | None:
+        """Return the block that holds `key`, or ``None``."""
+        return self._ids.get(key)
+
+    def add(self, key: BlockKey, block_id: int) -> None:
+        """Make `block_id` findable. REQUIRES `key` is not known."""
+        self._ids[key] = block_id
+
+    def remove(self, key: BlockKey) -> None:
+        """Forget `key`. REQUIRES it is known."""
+        del self._ids[key]
+
+    def longest_prefix(self, keys: Sequence[BlockKey], limit: int) -> list[int]:
+        """Return the blocks of the longest known prefix of ``keys[:limit]``.
+
+        Notes
+        -----
+        O(blocks found + 1); changes nothing.
+        """
+        ids = self._ids
+        found: list[int] = []
+        for index in range(min(limit, len(keys))):
+            block_id = ids.get(keys[index])
+            if block_id is None:
+                break
+            found.append(block_id)
+        return found
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def items(self) -> Iterator[tuple[BlockKey, int]]:
+        """Iterate over every key and its block."""
+        return iter(self._ids.items())

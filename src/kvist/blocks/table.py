@@ -1,0 +1,54 @@
+"""Block table of one sequence: which block holds its n-th run of S tokens.
+
+::
+
+    tokens   0 ........ S-1 | S ....... 2S-1 | 2S ... num_tokens
+    blocks   ids[0] SEALED  | ids[1] SEALED  | ids[2] OPEN       | ids[3] reserved, empty
+
+A plain record; `KVCacheManager` is its only writer.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy the whole of block `source` over block `target`, before the forward pass."""
+
+    source: int
+    target: int
+
+
+class BlockTable:
+    """Blocks and filled tokens of one sequence.
+
+    Attributes
+    ----------
+    ids : array of int32
+        Block ids in token order. An array and not a list, so that a plan can take a snapshot and
+        the batch builder can view it at the speed of memcpy.
+    num_tokens : int
+        Tokens whose K and V are recorded as written.
+    num_sealed : int
+        Leading blocks that are SEALED (or full, when the sequence is not to be found).
+    copies : list of (index, source id)
+        Copy-on-write made by a reservation that is not yet recorded: ``ids[index]`` is the new
+        block; the source keeps the table's reference until then.
+    """
+
+    __slots__ = ("copies", "ids", "num_sealed", "num_tokens")
+
+    def __init__(self) -> None:
+        self.ids: array[int] = array("i")
+        self.num_tokens = 0
+        self.num_sealed = 0
+        self.copies: list[tuple[int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __repr__(self) -> str:
+        return f"<BlockTable {self.num_tokens} tokens in {len(self.ids)} blocks>"

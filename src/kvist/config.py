@@ -1,0 +1,235 @@
+"""Options, resolved once, before anything is built.
+
+Owns the names, defaults and ranges of every option, and the order in which sources win: flags and
+keyword arguments over ``KVIST_…`` environment variables over a TOML file over defaults. Knows no
+model: what depends on one (dtype, context length, pool size) is resolved by `kvist.build`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from kvist.errors import ConfigError
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_SIZE = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([KMGT]?)(i?)(B?)\s*$", re.IGNORECASE)
+
+
+def parse_size(text: str | int, option: str = "size") -> int:
+    """Read a size in bytes: ``8GiB``, ``8G`` (both 2**30), ``8GB`` (10**9), ``512MiB``, ``1048576``.
+
+    Raises
+    ------
+    ConfigError
+        Naming `option`, if `text` is no size.
+    """
+    if isinstance(text, int):
+        return text
+    m = _SIZE.match(text)
+    if m is None:
+        raise ConfigError(f"{option}={text!r} is not a size; write 8GiB, 512MiB, 8GB or bytes")
+    number, unit, binary, byte = m.groups()
+    decimal = bool(byte) and not binary
+    factor = (_DECIMAL if decimal else _UNITS)[unit.upper()]
+    return int(float(number) * factor)
+
+
+def format_size(nbytes: float) -> str:
+    """Write a size for people: ``1.50 GiB``, ``360 KiB``, ``12 B``."""
+    for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if abs(nbytes) >= factor:
+            value = nbytes / factor
+            return f"{value:.0f} {unit}" if value == int(value) else f"{value:.2f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+class KVAllocation(StrEnum):
+    """How much room a sequence takes when it starts to run."""
+
+    PAGED = "paged"
+    """Blocks as they are needed."""
+    RESERVE = "reserve"
+    """Room for `max_model_len` up front: the baseline that paging is measured against."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Options of the scheduler, with the model's numbers filled in."""
+
+    max_model_len: int
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    scheduling_policy: str = "fcfs"
+    kv_allocation: KVAllocation = KVAllocation.PAGED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Options of an engine as people give them. Names are vLLM's where they mean the same.
+
+    Parameters
+    ----------
+    model : str
+        Registry name, local directory, ``.gguf`` file, or hub id.
+    dtype : str
+        Compute dtype: ``auto``, ``bfloat16``, ``float16``, ``float32``.
+    device : str
+        ``auto``, ``cpu``, ``cuda``, ``cuda:1`` …
+    max_model_len : int or None
+        Prompt and output at most; ``None`` for the model's context length.
+    max_num_seqs : int
+        Sequences that run side by side at most.
+    max_num_batched_tokens : int
+        Tokens through the model in one step at most; longer prompts are cut into chunks.
+    block_size : int
+        Tokens a block.
+    kv_cache_dtype : str
+        KV format; ``auto`` is the compute dtype.
+    kv_cache_memory_bytes : int or None
+        Size of the block pool; ``None`` chooses one.
+    gpu_memory_utilization : float
+        Share of a GPU's memory that the process may use, when the pool is sized by itself.
+    enable_prefix_caching : bool
+    scheduling_policy : {"fcfs", "priority"}
+    kv_allocation : {"paged", "reserve"}
+    eviction_policy : str
+    seed : int
+        Base of the seeds of requests that bring none.
+    served_model_name : str or None
+        Name of the model in the API; the model argument when ``None``.
+    kernels : str
+        ``auto``, or a backend to prefer: ``cpp``, ``torch``, ``reference``.
+    poison_fresh_blocks : bool
+        Fill newly handed out blocks with NaN, so that a read of a slot nobody wrote shows. For tests.
+    """
+
+    model: str = "smollm2-135m-instruct"
+    dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    block_size: int = 16
+    kv_cache_dtype: str = "auto"
+    kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9
+    enable_prefix_caching: bool = True
+    scheduling_policy: str = "fcfs"
+    kv_allocation: KVAllocation = KVAllocation.PAGED
+    eviction_policy: str = "lru"
+    seed: int = 0
+    served_model_name: str | None = None
+    kernels: str = "auto"
+    poison_fresh_blocks: bool = False
+
+    def __post_init__(self) -> None:
+        def require(ok: bool, option: str, allowed: str) -> None:
+            if not ok:
+                flag = "--" + option.replace("_", "-")
+                raise ConfigError(f"{flag}={getattr(self, option)!r} must be {allowed}")
+
+        require(
+            self.max_model_len is None or self.max_model_len >= 2, "max_model_len", "at least 2"
+        )
+        require(self.max_num_seqs >= 1, "max_num_seqs", "at least 1")
+        require(
+            self.max_num_batched_tokens >= self.max_num_seqs,
+            "max_num_batched_tokens",
+            f"at least max_num_seqs={self.max_num_seqs}, so that every running sequence can decode",
+        )
+        require(1 <= self.block_size <= 256, "block_size", "from 1 to 256")
+        memory = self.kv_cache_memory_bytes
+        require(memory is None or memory > 0, "kv_cache_memory_bytes", "above 0")
+        require(
+            0 < self.gpu_memory_utilization <= 1, "gpu_memory_utilization", "above 0, at most 1"
+        )
+        require(
+            self.scheduling_policy in ("fcfs", "priority"), "scheduling_policy", "fcfs or priority"
+        )
+        require(
+            self.kernels in ("auto", "cpp", "torch", "reference"),
+            "kernels",
+            "auto, cpp, torch or reference",
+        )
+
+    @classmethod
+    def resolve(
+        cls,
+        options: Mapping[str, Any],
+        *,
+        config_file: Path | None = None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> EngineConfig:
+        """Merge the sources: `options` that are not ``None``, then environment, then TOML file.
+
+        Raises
+        ------
+        ConfigError
+            For an unknown option, an unreadable file, or a value that cannot be used.
+        """
+        merged: dict[str, Any] = {}
+        if config_file is not None:
+            merged.update(_read_toml(config_file))
+        for field in fields(cls):
+            value = environ.get("KVIST_" + field.name.upper())
+            if value is not None:
+                merged[field.name] = value
+        merged.update({k: v for k, v in options.items() if v is not None})
+        known = {field.name: field.type for field in fields(cls)}
+        for name in merged:
+            if name not in known:
+                raise ConfigError(f"unknown option {name!r}; known: {', '.join(sorted(known))}")
+        return cls(**{name: _coerce(name, value, known[name]) for name, value in merged.items()})
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            table = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror or error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"--config {path} is not TOML: {error}") from error
+    return {name.replace("-", "_"): value for name, value in table.items()}
+
+
+def _coerce(name: str, value: Any, annotation: Any) -> Any:
+    """Turn text from the environment, a file or a flag into the type of the option."""
+    kind = str(annotation).split(" | ")[0]
+    try:
+        if name == "kv_cache_memory_bytes":
+            return parse_size(value, name)
+        if kind == "bool":
+            return _parse_bool(value)
+        if kind == "int":
+            return int(value)
+        if kind == "float":
+            return float(value)
+        if kind == "KVAllocation":
+            return KVAllocation(value)
+        return str(value)
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
+        if kind == "KVAllocation":
+            raise ConfigError(f"{name}={value!r} must be paged or reserve") from error
+        raise ConfigError(f"{name}={value!r} is not a {kind}") from error
+
+
+def _parse_bool(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    text = str(value).lower()
+    if text in ("1", "true", "yes", "on"):
+        return True
+    if text in ("0", "false", "no", "off"):
+        return False
+    raise ValueError(value)

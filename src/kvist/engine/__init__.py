@@ -1,0 +1,1 @@
+"""The engine: turns requests into tokens over the cache. Schedule, run, commit."""

@@ -1,0 +1,210 @@
+"""Do: one forward pass of a transformers model over our paged memory.
+
+Owns the model and the pool it writes to. Never touches the books: it takes a frozen plan and returns
+a frozen result. Knows no requests beyond their ids, and no text.
+
+Threads: one thread makes every call, since all torch work stays on it.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from array import array
+from collections import Counter
+
+import torch
+from torch import Tensor, nn
+
+from kvist.engine.attention import NAME, StepContext, register
+from kvist.engine.batch import ForwardBatch, build_batch
+from kvist.engine.memory import PeakMeter
+from kvist.engine.sampler import sample
+from kvist.engine.sampling import SamplingParams
+from kvist.engine.step import SampleRow, Scheduled, StepPlan, StepResult
+from kvist.errors import IntegrityError, ModelError
+from kvist.kernels.dispatch import KernelSet
+from kvist.spec import BlockLayout
+from kvist.tiers.device import DevicePool
+
+_GREEDY = SamplingParams(temperature=0.0)
+
+
+class ModelRunner:
+    """Runs plans with a causal language model of transformers.
+
+    Parameters
+    ----------
+    model : nn.Module
+        In eval mode, on its device. It gets a config of its own, so that the choice of attention
+        does not leak into other models that share the object.
+    layout : BlockLayout
+        Of the model's only layer group, all layers in it.
+    kernels : KernelSet
+    poison : bool
+        Fill fresh blocks with NaN. For tests.
+
+    Notes
+    -----
+    Call `check_model`, then `attach` a pool, then `run`.
+    """
+
+    def __init__(
+        self, model: nn.Module, layout: BlockLayout, kernels: KernelSet, *, poison: bool = False
+    ) -> None:
+        register()
+        use_own_config(model)
+        self.model = model
+        self.layout = layout
+        self.kernels = kernels
+        self.vocab_size = int(model.config.vocab_size)  # type: ignore[union-attr, arg-type]
+        self.num_forward_tokens = 0
+        self._poison = poison
+        self._pool: DevicePool | None = None
+        first = next(model.parameters())
+        self._device, self._dtype = first.device, first.dtype
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def attach(self, pool: DevicePool) -> None:
+        """Use `pool` from here on."""
+        self._pool = pool
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute a plan: copies first, then one forward pass, then one token for each that is due."""
+        pool = self._pool
+        if pool is None:
+            raise IntegrityError("a plan came before the pool")
+        with torch.inference_mode():
+            if self._poison:
+                pool.poison(plan.fresh)
+            if plan.copies:
+                self.kernels.copy_blocks(
+                    pool.tensor,
+                    torch.tensor([c.source for c in plan.copies], device=self._device),
+                    torch.tensor([c.target for c in plan.copies], device=self._device),
+                )
+            batch = build_batch(plan, self.layout.block_size, self._device)
+            logits = self._forward(self._context(batch, pool.tensor))
+            self.num_forward_tokens += plan.num_tokens
+            return _result(batch, logits)
+
+    def check_model(self) -> None:
+        """Run a tiny batch and see that every layer attended exactly once, through us.
+
+        Raises
+        ------
+        ModelError
+            If a layer never came (its model code drops the step on the way down), came twice, or
+            asked attention for something we do not know.
+        """
+        plan = _plan([(3, 3), (1, 1)], self.layout.block_size, num_blocks=2)
+        with torch.inference_mode():
+            pool = self._scratch(2)
+            context = self._context(build_batch(plan, self.layout.block_size, self._device), pool)
+            logits = self._forward(context)
+        calls = Counter(context.calls)
+        expected = Counter(range(self.layout.num_layers))
+        if calls != expected:
+            missing = sorted(expected - calls)
+            raise ModelError(
+                f"{type(self.model).__name__}: our attention ran {sum(calls.values())} times over"
+                f" {len(calls)} layers, expected once in each of {self.layout.num_layers}"
+                f"{f'; layers without it: {missing[:8]}' if missing else ''}. Its model code does"
+                " not follow the attention interface of transformers, so it cannot be served"
+            )
+        if not bool(torch.isfinite(logits).all()):
+            raise ModelError(
+                f"{type(self.model).__name__} in {self._dtype} gives logits that are not finite for"
+                " a prompt of 3 tokens; the weights are damaged, or need another --dtype"
+            )
+
+    def measure_workspace(self, num_tokens: int, num_samples: int, max_model_len: int) -> int:
+        """Run the largest step there can be, and return the bytes it needed beside weights and KV.
+
+        The step is `num_tokens` tokens at the end of contexts of `max_model_len`, with
+        `num_samples` rows of logits. Layers free what they used before the next one runs, so only
+        the first one does the arithmetic of attention; and all contexts lie in the same few blocks.
+        """
+        length = min(num_tokens, max_model_len)
+        runs = [(length, max_model_len)] * (num_tokens // length)
+        if num_tokens % length:
+            runs.append((num_tokens % length, max_model_len))
+        num_blocks = 64
+        plan = _plan(runs, self.layout.block_size, num_blocks)
+        with torch.inference_mode():
+            pool = self._scratch(num_blocks)
+            pool.zero_()
+            with PeakMeter(self._device) as meter:
+                batch = build_batch(plan, self.layout.block_size, self._device)
+                context = self._context(batch, pool, attend_layers=1)
+                rows = torch.arange(min(num_samples, num_tokens), device=self._device)
+                logits = self._forward(context, rows)
+                sample(logits, [SampleRow(_GREEDY, 0, 0)] * len(rows))
+        return meter.peak_bytes
+
+    # ------------------------------------------------------------------ inside
+
+    def _context(self, batch: ForwardBatch, pool: Tensor, **options: int) -> StepContext:
+        return StepContext(batch, pool, self.layout, self.kernels, **options)
+
+    def _forward(self, context: StepContext, rows: Tensor | None = None) -> Tensor:
+        """Run the model. Returns float32 [n, V], one row a sample."""
+        batch = context.batch
+        rows = batch.sample_rows if rows is None else rows
+        extras = {"logits_to_keep": rows} if self._keeps_logits else {}
+        output = self.model(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            attention_mask=None,
+            use_cache=False,
+            kvist_step=context,
+            **extras,
+        )
+        logits: Tensor = output.logits[0]
+        return (logits if self._keeps_logits else logits[rows]).float()
+
+    def _scratch(self, num_blocks: int) -> Tensor:
+        shape = (num_blocks, self.layout.block_elements)
+        return torch.zeros(shape, dtype=self._dtype, device=self._device)
+
+
+def use_own_config(model: nn.Module) -> None:
+    """Give a model a copy of its config with our attention chosen in it.
+
+    ``set_attn_implementation`` writes into the config object, which other models may share; theirs
+    must not change under them.
+    """
+    shared = model.config
+    own = copy.deepcopy(shared)
+    own._attn_implementation = NAME  # type: ignore[union-attr]
+    for module in model.modules():
+        if getattr(module, "config", None) is shared:
+            module.config = own
+
+
+def _result(batch: ForwardBatch, logits: Tensor) -> StepResult:
+    if not batch.samples:
+        return StepResult({})
+    sampled = sample(logits, [row for _, row in batch.samples])
+    tokens, failed = {}, {}
+    for (request_id, _), token_id, ok in zip(
+        batch.samples, sampled.token_ids, sampled.valid, strict=True
+    ):
+        if ok:
+            tokens[request_id] = token_id
+        else:
+            failed[request_id] = "the model gave logits that are not finite for this request"
+    return StepResult(tokens, failed)
+
+
+def _plan(runs: list[tuple[int, int]], block_size: int, num_blocks: int) -> StepPlan:
+    """Make a plan of (new tokens, context) runs whose contexts share the same `num_blocks` blocks."""
+    scheduled = []
+    for index, (length, context) in enumerate(runs):
+        blocks = -(-context // block_size)
+        table = array("i", [(index + i) % num_blocks for i in range(blocks)])
+        row = SampleRow(_GREEDY, 0, context)
+        tokens = tuple(range(1, length + 1)) if length < 8 else (1,) * length
+        scheduled.append(Scheduled(f"check-{index}", tokens, context - length, table, row))
+    scheduled.sort(key=lambda s: len(s.token_ids) > 1)
+    return StepPlan(0, tuple(scheduled))

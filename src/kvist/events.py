@@ -1,0 +1,155 @@
+"""What happened, as frozen values: the one vocabulary of the house.
+
+The cache and the engine emit; metrics count, traces record, the simulator replays, the doctor
+reads, connectors translate. Nobody scrapes another's insides. Owns the words and a bounded log;
+knows no one who emits or listens.
+
+Threads: `EventLog` belongs to the step thread; listeners run on it and must be quick.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvist.keys import BlockKey
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStored:
+    """A full block became immutable and findable."""
+
+    block_id: int
+    key: BlockKey
+    parent: BlockKey
+    depth: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksShared:
+    """A sequence took `num_blocks` blocks that were there already, instead of computing them."""
+
+    num_blocks: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEvicted:
+    """The device copy of a block was forgotten to make room."""
+
+    block_id: int
+    key: BlockKey
+
+
+@dataclass(frozen=True, slots=True)
+class RequestAdded:
+    """A request entered the waiting queue."""
+
+    request_id: str
+    num_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestScheduled:
+    """A request left the waiting queue.
+
+    `num_cached_tokens` of its tokens came from the cache. `resumed` tells a request that was
+    preempted before: its hits are its own blocks and must not be counted as reuse.
+    """
+
+    request_id: str
+    num_cached_tokens: int
+    num_tokens: int
+    resumed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPreempted:
+    """A running request gave its blocks up; `num_computed_tokens` may have to be computed again."""
+
+    request_id: str
+    num_computed_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFinished:
+    """A request left the engine, for the reason given (stop, length, abort, error)."""
+
+    request_id: str
+    reason: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """One engine step was recorded."""
+
+    num_tokens: int
+    num_sequences: int
+    num_waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailed:
+    """A forward pass raised; the books were restored."""
+
+    num_sequences: int
+    error: str
+
+
+Event = (
+    BlockStored
+    | BlocksShared
+    | BlockEvicted
+    | RequestAdded
+    | RequestScheduled
+    | RequestPreempted
+    | RequestFinished
+    | StepDone
+    | StepFailed
+)
+Listener = Callable[[Event], None]
+
+
+class EventLog:
+    """Hand every event to its listeners and remember the last ones.
+
+    Parameters
+    ----------
+    capacity : int
+        Events remembered; older ones are dropped and counted in `num_dropped`.
+
+    Notes
+    -----
+    `emit` is O(number of listeners). `counts` holds how often each kind was emitted since the start.
+    """
+
+    __slots__ = ("_listeners", "_recent", "counts", "num_dropped")
+
+    def __init__(self, capacity: int = 4096) -> None:
+        self._recent: deque[Event] = deque(maxlen=capacity)
+        self._listeners: list[Listener] = []
+        self.counts: Counter[type] = Counter()
+        self.num_dropped = 0
+
+    def subscribe(self, listener: Listener) -> None:
+        """Call `listener` on the step thread for every event from now on."""
+        self._listeners.append(listener)
+
+    def emit(self, event: Event) -> None:
+        """Record `event` and tell the listeners."""
+        recent = self._recent
+        if len(recent) == recent.maxlen:
+            self.num_dropped += 1
+        recent.append(event)
+        self.counts[type(event)] += 1
+        for listener in self._listeners:
+            listener(event)
+
+    def recent(self) -> tuple[Event, ...]:
+        """Return the remembered events, oldest first."""
+        return tuple(self._recent)

@@ -1,0 +1,1 @@
+"""Who goes first: eviction orders over block ids, pure Python, one idea a file."""

@@ -1,0 +1,1 @@
+"""The bytes: where blocks lie. Tiers keep no books."""
