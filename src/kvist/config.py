@@ -61,6 +61,16 @@ class KVAllocation(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """Options of a cache by itself."""
+
+    num_blocks: int
+    block_size: int = 16
+    eviction_policy: str = "lru"
+    enable_prefix_caching: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """Options of the scheduler, with the model's numbers filled in."""
 

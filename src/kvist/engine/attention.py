@@ -49,19 +49,22 @@ class StepContext:
         [N, block elements].
     layout : BlockLayout
     kernels : KernelSet
-    calls : list of int
-        Layer indices in the order in which they were attended; for the start-up check.
+    max_context : int
+        Longest context there can be; a window at least as long cuts nothing.
     attend_layers : int
         Layers from this one on skip the arithmetic: the start-up pass that measures workspace needs
         the shapes of all layers but the attention of one.
+    calls : list of int
+        Layer indices in the order in which they were attended; for the start-up check.
     """
 
     batch: ForwardBatch
     pool: Tensor
     layout: BlockLayout
     kernels: KernelSet
+    max_context: int
+    attend_layers: int
     calls: list[int] = field(default_factory=list)
-    attend_layers: int = 1 << 30
 
 
 def kvist_attention(
@@ -72,6 +75,7 @@ def kvist_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
+    sliding_window: int | None = None,
     *,
     kvist_step: StepContext,
     **extras: Any,
@@ -104,6 +108,11 @@ def kvist_attention(
         raise ModelError(
             f"{type(module).__name__} asks attention for {', '.join(sorted(unknown))}, which is not"
             " supported yet; serving it would give wrong text"
+        )
+    if sliding_window is not None and sliding_window < kvist_step.max_context:
+        raise ModelError(
+            f"{type(module).__name__} attends through a window of {sliding_window} tokens, shorter"
+            f" than max_model_len={kvist_step.max_context}; windows do not run yet"
         )
     layer: int = module.layer_idx  # type: ignore[assignment]
     step = kvist_step

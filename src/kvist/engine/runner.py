@@ -41,6 +41,7 @@ class ModelRunner:
     layout : BlockLayout
         Of the model's only layer group, all layers in it.
     kernels : KernelSet
+    max_model_len : int
     poison : bool
         Fill fresh blocks with NaN. For tests.
 
@@ -50,13 +51,20 @@ class ModelRunner:
     """
 
     def __init__(
-        self, model: nn.Module, layout: BlockLayout, kernels: KernelSet, *, poison: bool = False
+        self,
+        model: nn.Module,
+        layout: BlockLayout,
+        kernels: KernelSet,
+        max_model_len: int,
+        *,
+        poison: bool = False,
     ) -> None:
         register()
         use_own_config(model)
         self.model = model
         self.layout = layout
         self.kernels = kernels
+        self.max_model_len = max_model_len
         self.vocab_size = int(model.config.vocab_size)  # type: ignore[union-attr, arg-type]
         self.num_forward_tokens = 0
         self._poison = poison
@@ -118,17 +126,18 @@ class ModelRunner:
                 " a prompt of 3 tokens; the weights are damaged, or need another --dtype"
             )
 
-    def measure_workspace(self, num_tokens: int, num_samples: int, max_model_len: int) -> int:
+    def measure_workspace(self, num_tokens: int, num_samples: int) -> int:
         """Run the largest step there can be, and return the bytes it needed beside weights and KV.
 
-        The step is `num_tokens` tokens at the end of contexts of `max_model_len`, with
+        The step is `num_tokens` tokens at the end of the longest contexts, with
         `num_samples` rows of logits. Layers free what they used before the next one runs, so only
         the first one does the arithmetic of attention; and all contexts lie in the same few blocks.
         """
-        length = min(num_tokens, max_model_len)
-        runs = [(length, max_model_len)] * (num_tokens // length)
+        most = self.max_model_len
+        length = min(num_tokens, most)
+        runs = [(length, most)] * (num_tokens // length)
         if num_tokens % length:
-            runs.append((num_tokens % length, max_model_len))
+            runs.append((num_tokens % length, most))
         num_blocks = 64
         plan = _plan(runs, self.layout.block_size, num_blocks)
         with torch.inference_mode():
@@ -144,8 +153,17 @@ class ModelRunner:
 
     # ------------------------------------------------------------------ inside
 
-    def _context(self, batch: ForwardBatch, pool: Tensor, **options: int) -> StepContext:
-        return StepContext(batch, pool, self.layout, self.kernels, **options)
+    def _context(
+        self, batch: ForwardBatch, pool: Tensor, attend_layers: int | None = None
+    ) -> StepContext:
+        return StepContext(
+            batch,
+            pool,
+            self.layout,
+            self.kernels,
+            max_context=self.max_model_len,
+            attend_layers=self.layout.num_layers if attend_layers is None else attend_layers,
+        )
 
     def _forward(self, context: StepContext, rows: Tensor | None = None) -> Tensor:
         """Run the model. Returns float32 [n, V], one row a sample."""

@@ -21,12 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from kvist.cache import NO_MATCH, Allocation, KVCacheManager, PrefixMatch
-from kvist.config import KVAllocation, SchedulerConfig
+from kvist.cache import NO_MATCH, KVCacheManager
+from kvist.config import SchedulerConfig
 from kvist.engine.queue import OrderedSequences, WaitingQueue
+from kvist.engine.room import Room
 from kvist.engine.sequence import EngineRequest, Sequence, SequenceStatus
 from kvist.engine.step import Scheduled, StepPlan, StepResult, Update, plan_step
-from kvist.errors import IntegrityError, RequestError
+from kvist.errors import CapacityError, IntegrityError, RequestError
 from kvist.events import (
     EventLog,
     RequestAdded,
@@ -48,10 +49,13 @@ class Scheduler:
     events : EventLog
     root : RootKey
         Root of all block keys of this engine.
-    eos_token_ids : container of int
-        Ids that end a sequence unless it asks for `ignore_eos`.
     seed : int
         Base of the seeds of requests that bring none.
+
+    Raises
+    ------
+    CapacityError
+        If the pool cannot hold one request of `max_model_len`.
     """
 
     def __init__(
@@ -60,14 +64,13 @@ class Scheduler:
         cache: KVCacheManager,
         events: EventLog,
         root: RootKey,
-        eos_token_ids: Container[int] = (),
         seed: int = 0,
     ) -> None:
         self.config = config
         self.cache = cache
+        self._room = Room(config, cache)
         self._events = events
         self._root = root
-        self._eos = eos_token_ids
         self._seed = seed
         by_priority = config.scheduling_policy == "priority"
         self._waiting = WaitingQueue(by_priority=by_priority)
@@ -109,20 +112,16 @@ class Scheduler:
         RequestError
             If the prompt is empty, or leaves no room for one new token, or the id is in use.
         """
-        limit = self.config.max_model_len
-        request.check(limit)
+        limit = request.check(self.config.max_model_len)
         self._refuse_known(request.request_id)
-        length = len(request.prompt_token_ids)
-        most = request.params.max_tokens
-        max_num_tokens = limit if most is None else min(limit, length + most)
         chain = None
         if self.cache.enable_prefix_caching:
             lane = lane_key(self._root, request.adapter, request.salt)
             chain = HashChain(self._root, lane, self.cache.block_size)
-        seq = Sequence(request, self._take_arrival(), self._seed, max_num_tokens, chain)
+        seq = Sequence(request, self._take_arrival(), self._seed, limit, chain)
         self._sequences[seq.request_id] = seq
         self._waiting.push(seq)
-        self._events.emit(RequestAdded(seq.request_id, length))
+        self._events.emit(RequestAdded(seq.request_id, seq.num_prompt_tokens))
 
     def abort(self, request_id: str) -> Update | None:
         """End a request and free what it holds.
@@ -200,7 +199,7 @@ class Scheduler:
             if seq.status is not SequenceStatus.RUNNING or (only and seq.request_id not in only):
                 continue
             n = min(seq.num_remaining, budget)
-            while (allocation := self._reserve(seq, seq.num_computed + n)) is None:
+            while (allocation := self._room.reserve(seq, seq.num_computed + n)) is None:
                 victim = self._running.last
                 if chosen.pop(victim.request_id, None) is not None:
                     budget += victim.num_scheduled
@@ -218,15 +217,6 @@ class Scheduler:
         self._steps += 1
         self._in_flight = plan_step(self._steps, chosen.values(), self.cache, tuple(preempted))
         return self._in_flight
-
-    def _reserve(
-        self, seq: Sequence, num_tokens: int, match: PrefixMatch = NO_MATCH
-    ) -> Allocation | None:
-        """Ask for room. The two allocation modes differ here and nowhere else."""
-        assert seq.table is not None
-        if self.config.kv_allocation is KVAllocation.RESERVE:
-            num_tokens = self.config.max_model_len
-        return self.cache.allocate(seq.table, num_tokens, match)
 
     def _admit(self, budget: int, chosen: dict[str, Sequence], only: Container[str] | None) -> None:
         ahead = None
@@ -246,12 +236,12 @@ class Scheduler:
                     self._waiting.follow(seq, leader)
                     continue
             if ahead is None:
-                ahead = sum(map(self._blocks_ahead, self._running))
-            if self._blocks_wanted(seq, match) + ahead > self.cache.num_available_blocks:
+                ahead = sum(map(self._room.ahead, self._running))
+            if not self._room.admits(seq, match, ahead):
                 break
             n = min(seq.num_tokens - match.num_tokens, budget)
             seq.table = self.cache.open_table()
-            allocation = self._reserve(seq, match.num_tokens + n, match)
+            allocation = self._room.reserve(seq, match.num_tokens + n, match)
             if allocation is None:
                 raise IntegrityError(f"no room for {seq!r} although it was counted")
             self._waiting.remove(seq)
@@ -270,20 +260,7 @@ class Scheduler:
             seq.allocation = allocation
             chosen[seq.request_id] = seq
             budget -= n
-            ahead += self._blocks_ahead(seq)
-
-    def _blocks_wanted(self, seq: Sequence, match: PrefixMatch) -> int:
-        """Blocks a waiting sequence takes from the pool until its known tokens are computed."""
-        reserve = self.config.kv_allocation is KVAllocation.RESERVE
-        return self.cache.blocks_taken(
-            self.config.max_model_len if reserve else seq.num_tokens, match
-        )
-
-    def _blocks_ahead(self, seq: Sequence) -> int:
-        """Blocks a running sequence will ask for soon: the rest of its prompt, and one to grow."""
-        assert seq.table is not None
-        soon = min(seq.num_tokens + self.cache.block_size, seq.max_num_tokens)
-        return max(0, self.cache.blocks_for(soon) - len(seq.table.ids))
+            ahead += self._room.ahead(seq)
 
     # ------------------------------------------------------------------ record
 
@@ -295,6 +272,11 @@ class Scheduler:
         IntegrityError
             If `plan` is not the plan in flight, or a token is missing.
         """
+        for item in plan.scheduled:
+            request_id = item.request_id
+            due = item.sample is not None and request_id not in result.failed
+            if due and request_id not in result.tokens:
+                raise IntegrityError(f"step {plan.step} brought no token for {request_id!r}")
         self._take_flight(plan)
         self._admitted.clear()
         updates: list[Update] = []
@@ -352,7 +334,7 @@ class Scheduler:
 
     def _append(self, seq: Sequence, token_id: int) -> Update:
         seq.token_ids.append(token_id)
-        reason = seq.stop_reason(token_id, self._eos)
+        reason = seq.stop_reason(token_id)
         if reason is not None:
             stop = token_id if reason == "stop" else None
             return self._finish(seq, reason, (token_id,), stop_reason=stop)

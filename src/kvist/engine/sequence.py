@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from dataclasses import dataclass
 from enum import Enum
 
@@ -23,6 +22,8 @@ class EngineRequest:
         Unique among the requests in the engine.
     prompt_token_ids : tuple of int
     params : SamplingParams
+    eos_token_ids : tuple of int
+        Ids that end the text, unless `params.ignore_eos`. The engine itself knows no vocabulary.
     priority : int
         Lower runs earlier, under ``--scheduling-policy priority``.
     adapter, salt : str
@@ -32,12 +33,19 @@ class EngineRequest:
     request_id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams = SamplingParams()
+    eos_token_ids: tuple[int, ...] = ()
     priority: int = 0
     adapter: str = ""
     salt: str = ""
 
-    def check(self, max_model_len: int) -> None:
-        """Raise `RequestError` if the request can never run in a window of `max_model_len`."""
+    def check(self, max_model_len: int) -> int:
+        """Return how long the sequence may get, prompt and output, in a window of `max_model_len`.
+
+        Raises
+        ------
+        RequestError
+            If the prompt is empty, or leaves no room for one new token.
+        """
         length = len(self.prompt_token_ids)
         if length == 0:
             raise RequestError("the prompt is empty: there is nothing to continue", "prompt")
@@ -48,6 +56,8 @@ class EngineRequest:
                 f" {length - max_model_len + 1} tokens or raise --max-model-len",
                 "prompt",
             )
+        most = self.params.max_tokens
+        return max_model_len if most is None else min(max_model_len, length + most)
 
 
 class SequenceStatus(Enum):
@@ -174,12 +184,12 @@ class Sequence:
         """Generated tokens, a copy."""
         return self.token_ids[self.num_prompt_tokens :]
 
-    def stop_reason(self, token_id: int, eos_token_ids: Container[int]) -> str | None:
+    def stop_reason(self, token_id: int) -> str | None:
         """Return why the sequence ends with `token_id`, its newest token, or ``None``."""
         params = self.params
         if token_id in params.stop_token_ids:
             return "stop"
-        if token_id in eos_token_ids and not params.ignore_eos:
+        if token_id in self.request.eos_token_ids and not params.ignore_eos:
             return "stop"
         return "length" if self.num_tokens >= self.max_num_tokens else None
 

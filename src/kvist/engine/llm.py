@@ -1,0 +1,277 @@
+"""`kvist.LLM`: a model in this process, in the calling thread.
+
+Owns the text side of offline use: prompts to ids, ids to text, one output a prompt. The engine below
+it knows ids only.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+
+from rich.progress import Progress
+
+from kvist.config import EngineConfig
+from kvist.engine.assemble import open_engine
+from kvist.engine.bill import StartupBill
+from kvist.engine.defaults import generation_defaults
+from kvist.engine.detokenizer import IncrementalDetokenizer
+from kvist.engine.outputs import CompletionOutput, RequestOutput
+from kvist.engine.sampling import SamplingParams
+from kvist.engine.sequence import EngineRequest
+from kvist.engine.step import Update
+from kvist.engine.tokenizer import Tokenizer
+from kvist.errors import RequestError
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, or ``{"prompt": text}`` / ``{"prompt_token_ids": ids}`` as in vLLM."""
+
+Message = Mapping[str, Any]
+
+
+class _Stream:
+    """A request under way: its output so far and the text side of it."""
+
+    def __init__(self, output: RequestOutput, detokenizer: IncrementalDetokenizer) -> None:
+        self.output = output
+        self._detokenizer = detokenizer
+
+    def take(self, update: Update, silent_ids: frozenset[int]) -> None:
+        """Add news. The token that stopped the text is not part of it."""
+        completion = self.output.outputs[0]
+        for token_id in update.token_ids:
+            completion.token_ids.append(token_id)
+            if not (update.stop_reason == token_id and token_id in silent_ids):
+                completion.text += self._detokenizer.push(token_id)
+        self.output.num_cached_tokens = update.num_cached_tokens
+        if update.finish_reason is not None:
+            completion.text += self._detokenizer.flush()
+            completion.finish_reason = update.finish_reason
+            completion.stop_reason = update.stop_reason
+            self.output.finished = True
+            self.output.error = update.error
+
+
+class LLM:
+    """Generate text with a model over paged, prefix-shared KV memory.
+
+    Parameters
+    ----------
+    model : str
+        Registry name (``smollm2-135m-instruct``), local directory, ``.gguf`` file, or hub id.
+    **engine_args
+        Options of `kvist.config.EngineConfig`, by the names that vLLM uses too:
+        ``max_model_len=4096``, ``kv_cache_memory_bytes="2GiB"``, ``dtype="float32"`` …
+
+    Raises
+    ------
+    ConfigError, ModelError
+        If the model or the options cannot be used; the message says what to do.
+
+    Examples
+    --------
+    >>> import kvist
+    >>> llm = kvist.LLM("smollm2-135m-instruct")                            # doctest: +SKIP
+    >>> llm.generate(["Gravity is"], kvist.SamplingParams(max_tokens=8))    # doctest: +SKIP
+
+    Notes
+    -----
+    Not thread-safe: one thread makes all calls.
+    """
+
+    def __init__(self, model: str, **engine_args: Any) -> None:
+        config = EngineConfig.resolve({"model": model, **engine_args})
+        opened = open_engine(config)
+        self.engine = opened.engine
+        self.runner = opened.runner
+        self.pool = opened.pool
+        self.bill: StartupBill = opened.bill
+        self.max_model_len = opened.max_model_len
+        self.model_path = opened.source.path
+        self.tokenizer = Tokenizer(self.model_path)
+        self._streams: dict[str, _Stream] = {}
+        self._num_requests = 0
+
+    # ------------------------------------------------------------------ faces
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue every prompt; all of them run side by side.
+
+        Parameters
+        ----------
+        prompts : prompt or sequence of prompts
+            Each text, token ids, or a mapping; see `Prompt`.
+        sampling_params : SamplingParams or sequence of them, optional
+            One for all, or one each.
+        use_tqdm : bool
+            Show a progress bar on a terminal. The name is vLLM's.
+        priority : sequence of int, optional
+            One each, lower first; with ``scheduling_policy="priority"``.
+
+        Returns
+        -------
+        list of RequestOutput
+            In the order of the prompts.
+
+        Raises
+        ------
+        RequestError
+            If a prompt cannot be served. Then none of them runs.
+        """
+        each = _as_prompts(prompts)
+        params = _one_each(sampling_params, len(each))
+        priorities = list(priority) if priority is not None else [0] * len(each)
+        if len(priorities) != len(each):
+            raise RequestError(f"{len(priorities)} priorities for {len(each)} prompts", "priority")
+        encoded = [self._encode(prompt) for prompt in each]
+        streams: list[_Stream] = []
+        try:
+            for (text, ids), p, rank in zip(encoded, params, priorities, strict=True):
+                streams.append(self._submit(text, ids, p, rank))
+            self._run(streams, show=use_tqdm)
+        finally:
+            self._abort(streams)
+        return [stream.output for stream in streams]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        **template_args: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several, by the model's own chat template.
+
+        `template_args` go to `Tokenizer.encode_chat`.
+        """
+        several = bool(messages) and not isinstance(messages[0], Mapping)
+        chats = cast(Sequence[Sequence[Message]], messages if several else [messages])
+        prompts = [self.tokenizer.encode_chat(chat, **template_args) for chat in chats]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """Continue one prompt, and yield its output whenever it has grown.
+
+        The same object every time. Closing the iterator aborts the request and frees its blocks.
+        """
+        text, ids = self._encode(prompt)
+        stream = self._submit(text, ids, sampling_params or SamplingParams(), 0)
+        try:
+            while not stream.output.finished:
+                self._step()
+                yield stream.output
+        finally:
+            self._abort([stream])
+
+    def default_sampling_params(self) -> SamplingParams:
+        """Return what the model's own ``generation_config.json`` asks for."""
+        return SamplingParams(**generation_defaults(self.model_path))
+
+    def close(self) -> None:
+        """Abort what is still running. The memory goes when the object does."""
+        self._abort(list(self._streams.values()))
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ inside
+
+    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, Mapping):
+            inner = prompt.get("prompt_token_ids", prompt.get("prompt"))
+            if inner is None or isinstance(inner, Mapping):
+                raise RequestError(
+                    f"a prompt mapping needs 'prompt' or 'prompt_token_ids', not {sorted(prompt)}",
+                    "prompt",
+                )
+            return self._encode(inner)
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt)
+        return None, [int(token_id) for token_id in prompt]
+
+    def _submit(
+        self, text: str | None, ids: list[int], params: SamplingParams, priority: int
+    ) -> _Stream:
+        request_id = str(self._num_requests)
+        self._num_requests += 1
+        self.engine.add_request(
+            EngineRequest(
+                request_id=request_id,
+                prompt_token_ids=tuple(ids),
+                params=params,
+                eos_token_ids=self.tokenizer.eos_token_ids,
+                priority=priority,
+            )
+        )
+        output = RequestOutput(request_id, text, ids, [CompletionOutput(0)])
+        stream = _Stream(output, self.tokenizer.stream())
+        self._streams[request_id] = stream
+        return stream
+
+    def _step(self) -> None:
+        silent = frozenset(self.tokenizer.eos_token_ids)
+        for update in self.engine.step():
+            stream = self._streams.get(update.request_id)
+            if stream is not None:
+                stream.take(update, silent)
+                if update.finish_reason is not None:
+                    del self._streams[update.request_id]
+
+    def _run(self, streams: Sequence[_Stream], *, show: bool) -> None:
+        bar = Progress(transient=True) if show and sys.stderr.isatty() else None
+        context: AbstractContextManager[Any] = bar if bar is not None else nullcontext()
+        with context:
+            task = bar.add_task("prompts", total=len(streams)) if bar is not None else None
+            while not all(stream.output.finished for stream in streams):
+                self._step()
+                if bar is not None and task is not None:
+                    bar.update(task, completed=sum(s.output.finished for s in streams))
+
+    def _abort(self, streams: Sequence[_Stream]) -> None:
+        for stream in streams:
+            if self._streams.pop(stream.output.request_id, None) is not None:
+                self.engine.abort_request(stream.output.request_id)
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Tell one prompt from several: a list of ints is one prompt."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [cast(Sequence[int], prompts)]
+    return list(cast(Sequence[Prompt], prompts))
+
+
+def _one_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise RequestError(
+            f"{len(params)} sampling params for {count} prompts; give one, or one each",
+            "sampling_params",
+        )
+    return list(params)

@@ -1,0 +1,50 @@
+"""How much room a sequence asks for, and whether it may come in.
+
+The only place where paged allocation and the reserve-the-maximum baseline differ. Knows the cache's
+numbers; neither queue nor order. Threads: step thread only.
+"""
+
+from __future__ import annotations
+
+from kvist.cache import NO_MATCH, Allocation, KVCacheManager, PrefixMatch
+from kvist.config import KVAllocation, SchedulerConfig
+from kvist.engine.sequence import Sequence
+
+
+class Room:
+    """Asks the cache for blocks on behalf of sequences.
+
+    Parameters
+    ----------
+    config : SchedulerConfig
+    cache : KVCacheManager
+    """
+
+    def __init__(self, config: SchedulerConfig, cache: KVCacheManager) -> None:
+        self._cache = cache
+        self._reserved_tokens = (
+            config.max_model_len if config.kv_allocation is KVAllocation.RESERVE else 0
+        )
+
+    def reserve(
+        self, seq: Sequence, num_tokens: int, match: PrefixMatch = NO_MATCH
+    ) -> Allocation | None:
+        """Make room for a running sequence to grow to `num_tokens`; ``None`` when there is none."""
+        assert seq.table is not None
+        return self._cache.allocate(seq.table, max(num_tokens, self._reserved_tokens), match)
+
+    def admits(self, seq: Sequence, match: PrefixMatch, ahead: int) -> bool:
+        """Whether a waiting sequence may start now.
+
+        It may if all its known tokens fit beside the `ahead` blocks that running sequences will ask
+        for soon. Without the look ahead a prompt would come in, and push out someone, only to be
+        pushed out itself a few steps later.
+        """
+        wanted = self._cache.blocks_taken(max(seq.num_tokens, self._reserved_tokens), match)
+        return wanted + ahead <= self._cache.num_available_blocks
+
+    def ahead(self, seq: Sequence) -> int:
+        """Blocks a running sequence will ask for soon: the rest of its prompt, and one to grow."""
+        assert seq.table is not None
+        soon = min(seq.num_tokens + self._cache.block_size, seq.max_num_tokens)
+        return max(0, self._cache.blocks_for(soon) - len(seq.table.ids))

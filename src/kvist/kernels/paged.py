@@ -1,0 +1,153 @@
+"""Paged attention in torch operations: what serves where no compiled kernel does.
+
+Owns a decode that handles all sequences at once, in pieces of a fixed token count merged by
+log-sum-exp, and a prefill that gathers one context and calls torch's fused attention. Runs on any
+device. Writing and copying are the reference's own: they are already one indexed store.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from kvist.kernels import reference
+from kvist.kernels.batch import AttentionBatch
+from kvist.spec import BlockLayout
+
+_CHUNK_BYTES = 32 << 20
+"""Most fp32 K and V that a decode gathers at a time."""
+
+_QUERY_TILE = 256
+"""Most queries handed to torch's attention at a time where a mask is needed."""
+
+_SCORE_BYTES = 32 << 20
+"""Most fp32 scores in a tile where torch has no fused kernel and writes them all out."""
+
+
+def decode(
+    query: Tensor,
+    pool: Tensor,
+    layout: BlockLayout,
+    layer: int,
+    batch: AttentionBatch,
+    scale: float,
+    out: Tensor,
+    lse: Tensor | None,
+) -> None:
+    """Attention of the first ``num_decodes`` sequences; parameters as in `reference.attend`.
+
+    Notes
+    -----
+    Each piece of a context is computed in fp32 by itself, and the pieces of a sequence are merged
+    in their order: what else is in the batch changes a result only as far as torch's batched matrix
+    product depends on the size of its batch. Splitting the context and merging by log-sum-exp is
+    the idea of Flash-Decoding; ours differs in that the cut never depends on the load.
+    """
+    count = batch.num_decodes
+    if count == 0:
+        return
+    heads, group = layout.num_kv_heads, query.shape[1] // layout.num_kv_heads
+    views = reference.layer_views(pool, layout, layer)
+    scaled = (query[:count].float() * scale).view(count, heads, group, layout.key_dim)
+    pieces = batch.pieces
+    depth = 1 + (max(batch.context_lens[:count]) - 1) // (batch.piece_blocks * batch.block_size)
+    parts = scaled.new_zeros(count, depth, heads, group, layout.value_dim)
+    totals = scaled.new_full((count, depth, heads, group), float("-inf"))
+    token_bytes = 4 * heads * (layout.key_dim + layout.value_dim)
+    for piece in pieces:
+        width_tokens = piece.blocks.shape[1] * layout.block_size
+        slot = torch.arange(width_tokens, device=pool.device)
+        step = max(1, _CHUNK_BYTES // (token_bytes * width_tokens))
+        for begin in range(0, piece.sequence.shape[0], step):
+            some = slice(begin, begin + step)
+            sequence, rank = piece.sequence[some], piece.rank[some]
+            key, value = (_gather(view, piece.blocks[some]) for view in views)
+            unused = slot >= piece.tokens[some, None]  # [P, W * S]
+            scores = scaled[sequence] @ key.transpose(-1, -2)
+            scores.masked_fill_(unused[:, None, None, :], float("-inf"))
+            total = scores.logsumexp(-1)
+            # A weight of zero does not silence a NaN in a slot that was never written.
+            value.masked_fill_(unused[:, None, :, None], 0.0)
+            parts[sequence, rank] = (scores - total[..., None]).exp_() @ value
+            totals[sequence, rank] = total
+    top = totals.amax(1)
+    weights = (totals - top[:, None]).exp_()
+    # One addition after the other in the order of the pieces: a sum over the axis would round
+    # according to the longest context in the batch.
+    merged, norm = parts[:, 0] * weights[:, 0, ..., None], weights[:, 0]
+    for later in range(1, depth):
+        merged = merged + parts[:, later] * weights[:, later, ..., None]
+        norm = norm + weights[:, later]
+    out[:count] = (merged / norm[..., None]).flatten(1, 2).to(out.dtype)
+    if lse is not None:
+        lse[:count] = (top + norm.log()).flatten(1, 2)
+
+
+def _gather(view: Tensor, blocks: Tensor) -> Tensor:
+    """[N, H, S, D] by [P, W] -> fp32 [P, H, W * S, D]."""
+    taken = view[blocks].transpose(1, 2)  # [P, H, W, S, D]
+    return taken.float().flatten(2, 3) if view.dtype != torch.float32 else taken.flatten(2, 3)
+
+
+def prefill(
+    query: Tensor,
+    pool: Tensor,
+    layout: BlockLayout,
+    layer: int,
+    batch: AttentionBatch,
+    scale: float,
+    out: Tensor,
+    lse: Tensor | None,
+) -> None:
+    """Attention of the sequences after the decodes; parameters as in `reference.attend`.
+
+    Notes
+    -----
+    One sequence at a time. A prompt from position 0 is one causal call. With a cached prefix, tiles
+    of at most 256 queries see the keys up to their last position under a mask of [256, context], so
+    that the work beyond the diagonal is skipped and memory stays bounded. Where torch has no fused
+    kernel (Dk and Dv differ; a mask or fp32 on a GPU) the tiles are smaller and the scores of one
+    tile stay under 32 MiB. Torch's attention does not return the log-sum-exp: with `lse` given, the
+    reference runs instead.
+    """
+    sequences = range(batch.num_decodes, len(batch.query_lens))
+    if lse is not None:
+        reference.attend(query, pool, layout, layer, batch, scale, out, lse, sequences)
+        return
+    views = reference.layer_views(pool, layout, layer)
+    dtype = torch.promote_types(query.dtype, pool.dtype)
+    on_cpu, same_dims = pool.device.type == "cpu", layout.key_dim == layout.value_dim
+    fused_mask = same_dims and on_cpu
+    fused_causal = same_dims and (on_cpu or dtype != torch.float32)
+    for r in sequences:
+        queries, context = batch.query_lens[r], batch.context_lens[r]
+        start, first = batch.query_start_list[r], context - queries
+        table = batch.block_tables[r, : -(-context // layout.block_size)].long()
+        key, value = (
+            view[table].transpose(0, 1).flatten(1, 2)[None, :, :context].to(dtype) for view in views
+        )
+        mine = query[start : start + queries].transpose(0, 1)[None].to(dtype)  # [1, Q, t, Dk]
+        if first == 0 and fused_causal:
+            done = scaled_dot_product_attention(
+                mine, key, value, is_causal=True, scale=scale, enable_gqa=True
+            )
+            out[start : start + queries] = done[0].transpose(0, 1).to(out.dtype)
+            continue
+        tile = _QUERY_TILE
+        if not fused_mask:
+            tile = max(1, min(tile, _SCORE_BYTES // (4 * query.shape[1] * context)))
+        for begin in range(0, queries, tile):
+            end = min(queries, begin + tile)
+            seen = first + end
+            own = first + torch.arange(begin, end, device=pool.device)
+            allowed = torch.arange(seen, device=pool.device) <= own[:, None]
+            done = scaled_dot_product_attention(
+                mine[:, :, begin:end],
+                key[:, :, :seen],
+                value[:, :, :seen],
+                attn_mask=allowed,
+                scale=scale,
+                enable_gqa=True,
+            )
+            out[start + begin : start + end] = done[0].transpose(0, 1).to(out.dtype)

@@ -1,0 +1,1 @@
+"""The lab: plan, simulate, measure, diagnose."""

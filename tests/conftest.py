@@ -1,0 +1,30 @@
+"""What every test runs under. Imports no torch: the same tests run where it is not installed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# Set before anything imports huggingface_hub, which reads it once: no test may wait for a network.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+# The same cases on every run: a red test is red for everyone. `thorough` looks for new ones.
+settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
+settings.register_profile("thorough", deadline=None, max_examples=2_000, print_blob=True)
+settings.load_profile(os.environ.get("KVIST_HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """Return the folder of real traces and texts that KVIST_DATA names; skip without."""
+    value = os.environ.get("KVIST_DATA")
+    if not value:
+        pytest.skip("KVIST_DATA is not set: no folder of traces and texts to read")
+    path = Path(value)
+    if not path.is_dir():
+        pytest.fail(f"KVIST_DATA={value} is not a folder")
+    return path
