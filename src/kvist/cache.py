@@ -181,6 +181,9 @@ class KVCacheManager:
             and not self._is_writable(table.ids[write_index])
         )
         missing = max(0, self.blocks_for(num_tokens) - before - len(match.block_ids))
+        if not (missing or copy_on_write or match.block_ids):
+            # Fifteen decodes of sixteen: the token goes into a block that is there.
+            return Allocation((), (), before)
         if missing + copy_on_write + pool.num_unused(match.block_ids) > pool.num_available:
             return None
         if match.block_ids:
@@ -188,7 +191,7 @@ class KVCacheManager:
             table.ids.extend(match.block_ids)
             table.num_tokens = match.num_tokens
             table.num_sealed = len(match.block_ids)
-            self._events.emit(BlocksShared(len(match.block_ids), match.num_tokens))
+            table.num_shared = len(match.block_ids)
         fresh = pool.allocate(missing + copy_on_write)
         if fresh is None:
             raise IntegrityError("room was counted and is not there")
@@ -233,6 +236,9 @@ class KVCacheManager:
         if num_tokens < table.num_tokens or num_tokens > len(table.ids) * size:
             raise IntegrityError(f"commit of {num_tokens} tokens does not fit {table!r}")
         self._settle(table)
+        if table.num_shared:
+            self._events.emit(BlocksShared(table.num_shared, table.num_shared * size))
+            table.num_shared = 0
         table.num_tokens = num_tokens
         full = num_tokens // size
         if chain is not None and self.enable_prefix_caching and full > table.num_sealed:
@@ -307,6 +313,8 @@ class KVCacheManager:
             for index in range(table.num_tokens // size, len(table.ids)):
                 block_id = table.ids[index]
                 filled = min(size, max(0, table.num_tokens - index * size))
+                if pool.blocks[block_id].state is BlockState.SEALED:
+                    filled = size  # a truncated table, over a block that others hold whole
                 fill[block_id] = max(fill.get(block_id, 0), filled)
         used = pool.num_used
         return CacheStats(

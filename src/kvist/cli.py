@@ -59,6 +59,8 @@ _ENGINE_HELP = {
     "eviction_policy": "Which cached blocks leave first: lru.",
     "seed": "Base of the seeds of requests that bring none.",
     "kernels": "Backend to prefer: auto, cpp, torch, reference.",
+    "batch_invariant": "Bitwise the same results in any batch; several times slower. Default: off.",
+    "max_logprobs": "Log probabilities a position that a request may ask for. Default: 20.",
 }
 _FLAG_TYPES = {"int": int, "float": float, "bool": bool}
 

@@ -79,6 +79,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 2048
     scheduling_policy: str = "fcfs"
     kv_allocation: KVAllocation = KVAllocation.PAGED
+    max_logprobs: int = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +118,11 @@ class EngineConfig:
         Name of the model in the API; the model argument when ``None``.
     kernels : str
         ``auto``, or a backend to prefer: ``cpp``, ``torch``, ``reference``.
+    batch_invariant : bool
+        Bitwise the same results whatever else is in the batch and however prompts are cut, in any
+        dtype. Several times slower.
+    max_logprobs : int
+        Log probabilities a position that a request may ask for.
     poison_fresh_blocks : bool
         Fill newly handed out blocks with NaN, so that a read of a slot nobody wrote shows. For tests.
     """
@@ -138,6 +144,8 @@ class EngineConfig:
     seed: int = 0
     served_model_name: str | None = None
     kernels: str = "auto"
+    batch_invariant: bool = False
+    max_logprobs: int = 20
     poison_fresh_blocks: bool = False
 
     def __post_init__(self) -> None:
@@ -155,6 +163,7 @@ class EngineConfig:
             "max_num_batched_tokens",
             f"at least max_num_seqs={self.max_num_seqs}, so that every running sequence can decode",
         )
+        require(self.max_logprobs >= 0, "max_logprobs", "at least 0")
         require(1 <= self.block_size <= 256, "block_size", "from 1 to 256")
         memory = self.kv_cache_memory_bytes
         require(memory is None or memory > 0, "kv_cache_memory_bytes", "above 0")
@@ -215,6 +224,8 @@ def _coerce(name: str, value: Any, annotation: Any) -> Any:
     """Turn text from the environment, a file or a flag into the type of the option."""
     kind = str(annotation).split(" | ")[0]
     try:
+        if (isinstance(value, float) and kind == "int") or isinstance(value, (list, dict)):
+            raise TypeError(value)
         if name == "kv_cache_memory_bytes":
             return parse_size(value, name)
         if kind == "bool":
@@ -226,12 +237,12 @@ def _coerce(name: str, value: Any, annotation: Any) -> Any:
         if kind == "KVAllocation":
             return KVAllocation(value)
         return str(value)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
         if kind == "KVAllocation":
             raise ConfigError(f"{name}={value!r} must be paged or reserve") from error
-        raise ConfigError(f"{name}={value!r} is not a {kind}") from error
+        raise ConfigError(f"{name}={value!r} is not of type {kind}") from error
 
 
 def _parse_bool(value: Any) -> bool:

@@ -24,11 +24,11 @@ def run(machine: type, max_examples: int, steps: int) -> None:
 
 
 def test_engine():
-    run(EngineMachine, max_examples=100, steps=40)
+    run(EngineMachine, max_examples=250, steps=50)
 
 
 def test_cache():
-    run(CacheMachine, max_examples=100, steps=40)
+    run(CacheMachine, max_examples=250, steps=50)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The same disturbances as the state machine's, at random but seeded, so that events can be counted.
+"""The disturbances of the state machine, at random but seeded, so that events can be counted.
 
 Guards what a machine cannot promise: that its examples ever got to a preemption, a copy on write, a
 follower, an abort in each state. A count of zero here means the property tests prove nothing there.
@@ -13,7 +13,8 @@ import pytest
 
 from kvist.config import KVAllocation
 from kvist.events import BlockEvicted, BlocksShared, RequestPreempted, StepFailed
-from kvist.testing.rig import EngineRig, RigConfig
+from kvist.testing.disturbed import RigConfig
+from kvist.testing.rig import EngineRig
 
 VOCAB = 61
 

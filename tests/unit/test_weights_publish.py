@@ -120,8 +120,8 @@ def test_published_files_are_readable_as_the_umask_says(cache):
     [
         ({"KVIST_CACHE": "/a/b"}, "/a/b"),
         ({"KVIST_CACHE": "", "XDG_CACHE_HOME": "/x"}, "/x/kvist"),
-        ({"KVIST_CACHE": "", "XDG_CACHE_HOME": "", "HOME": "/home/n"}, "/home/n/.cache/kvist"),
-        ({"KVIST_CACHE": "~/k", "HOME": "/home/n"}, "/home/n/k"),
+        ({"KVIST_CACHE": "", "XDG_CACHE_HOME": "", "HOME": "/h/n"}, "/h/n/.cache/kvist"),
+        ({"KVIST_CACHE": "~/k", "HOME": "/h/n"}, "/h/n/k"),
     ],
 )
 def test_where_the_cache_is(monkeypatch, variables, expected):

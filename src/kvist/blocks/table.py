@@ -34,17 +34,20 @@ class BlockTable:
         Tokens whose K and V are recorded as written.
     num_sealed : int
         Leading blocks that are SEALED (or full, when the sequence is not to be found).
+    num_shared : int
+        Leading blocks that came from a match which is not yet recorded as a hit.
     copies : list of (index, source id)
         Copy-on-write made by a reservation that is not yet recorded: ``ids[index]`` is the new
         block; the source keeps the table's reference until then.
     """
 
-    __slots__ = ("copies", "ids", "num_sealed", "num_tokens")
+    __slots__ = ("copies", "ids", "num_sealed", "num_shared", "num_tokens")
 
     def __init__(self) -> None:
         self.ids: array[int] = array("i")
         self.num_tokens = 0
         self.num_sealed = 0
+        self.num_shared = 0
         self.copies: list[tuple[int, int]] = []
 
     def __len__(self) -> int:

@@ -18,12 +18,14 @@ from kvist.build import open_cache
 from kvist.config import CacheConfig, EngineConfig, SchedulerConfig, format_size
 from kvist.engine.attention import NAME, register
 from kvist.engine.bill import StartupBill
-from kvist.engine.engine import Engine
-from kvist.engine.memory import available_bytes, resident_bytes
 from kvist.engine.digest import weights_digest
+from kvist.engine.engine import Engine
+from kvist.engine.grammar_compiler import GrammarCompiler
+from kvist.engine.invariant import ARITHMETIC
 from kvist.engine.loading import load_model, resolve_dtype
+from kvist.engine.memory import available_bytes, resident_bytes
 from kvist.engine.runner import ModelRunner
-from kvist.engine.scheduler import Scheduler
+from kvist.engine.scheduler import PROMPT_LOGPROB_TOKENS, Scheduler
 from kvist.engine.servable import check_servable
 from kvist.engine.weights import ModelSource, resolve
 from kvist.errors import ConfigError, ModelError
@@ -91,21 +93,31 @@ def open_engine(config: EngineConfig) -> OpenEngine:
         )
     group = _serving_group(spec)
     layout = kv_format.layout(group, config.block_size)
-    prefer = None if config.kernels == "auto" else config.kernels
-    kernels = select(device, dtype, layout, spec.num_query_heads, prefer)
+    kernels = _kernels(config, device, dtype, layout, spec.num_query_heads)
     digest = weights_digest(source.path)
 
     register()
     model = load_model(source, dtype_name, str(device), NAME)
-    runner = ModelRunner(model, layout, kernels, max_model_len, poison=config.poison_fresh_blocks)
+    runner = ModelRunner(
+        model,
+        layout,
+        kernels,
+        max_model_len,
+        poison=config.poison_fresh_blocks,
+        batch_invariant=config.batch_invariant,
+    )
     runner.check_model()
-    workspace = runner.measure_workspace(config.max_num_batched_tokens, config.max_num_seqs)
+    workspace = runner.measure_workspace(
+        config.max_num_batched_tokens, config.max_num_seqs + PROMPT_LOGPROB_TOKENS
+    )
     num_blocks = _num_blocks(config, layout, max_model_len, device, workspace)
     pool = DevicePool(layout, num_blocks, dtype, device)
     runner.attach(pool)
 
-    root = _root(digest, dtype_name, kv_format, source.config, group, layout)
-    engine = _engine(config, num_blocks, max_model_len, root, runner)
+    arithmetic = ARITHMETIC if config.batch_invariant else ""
+    root = _root(digest, dtype_name, kv_format, source.config, group, layout, arithmetic)
+    grammars = GrammarCompiler(source.path, runner.vocab_size)
+    engine = _engine(config, num_blocks, max_model_len, root, runner, grammars)
     weights_bytes = _weights_bytes(model)
     bill = StartupBill(
         model=source.name,
@@ -136,6 +148,7 @@ def _engine(
     max_model_len: int,
     root: RootKey,
     runner: ModelRunner,
+    grammars: GrammarCompiler,
 ) -> Engine:
     events = EventLog()
     cache = open_cache(
@@ -154,13 +167,14 @@ def _engine(
             max_num_batched_tokens=config.max_num_batched_tokens,
             scheduling_policy=config.scheduling_policy,
             kv_allocation=config.kv_allocation,
+            max_logprobs=config.max_logprobs,
         ),
         cache,
         events,
         root,
         config.seed,
     )
-    return Engine(scheduler, runner, events)
+    return Engine(scheduler, runner, events, grammars.compile)
 
 
 def _max_model_len(config: EngineConfig, spec: KVSpec) -> int:
@@ -190,6 +204,28 @@ def _device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"--device={name}: only cpu and cuda are supported")
     return device
+
+
+def _kernels(
+    config: EngineConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    layout: BlockLayout,
+    num_query_heads: int,
+) -> KernelSet:
+    """Choose kernels; for ``--batch-invariant`` those that compute each sequence by itself."""
+    prefer = None if config.kernels == "auto" else config.kernels
+    if not config.batch_invariant:
+        return select(device, dtype, layout, num_query_heads, prefer)
+    if prefer == "torch":
+        raise ConfigError(
+            "--kernels=torch computes sequences together, and --batch-invariant cannot have that;"
+            " choose cpp or reference"
+        )
+    kernels = select(device, dtype, layout, num_query_heads, prefer)
+    if ("decode", "torch") in ((operation, backend) for operation, backend, _ in kernels.report):
+        kernels = select(device, dtype, layout, num_query_heads, "reference")
+    return kernels
 
 
 def _serving_group(spec: KVSpec) -> LayerGroup:
@@ -257,6 +293,7 @@ def _root(
     config: dict[str, object],
     group: LayerGroup,
     layout: BlockLayout,
+    arithmetic: str,
 ) -> RootKey:
     rope = {
         k: v for k, v in config.items() if "rope" in k or k in ("rotary_pct", "rotary_emb_base")
@@ -272,6 +309,7 @@ def _root(
             packing_id=layout.packing_id,
             layers=f"0-{group.num_layers - 1}",
             heads=f"0-{group.num_kv_heads - 1}",
+            arithmetic=arithmetic,
         )
     )
 

@@ -30,6 +30,7 @@ HARMLESS = frozenset(
         "is_causal",
         "position_ids",
         "output_attentions",
+        "output_router_logits",
         "use_cache",
         "cache_position",
         "logits_to_keep",
@@ -51,9 +52,6 @@ class StepContext:
     kernels : KernelSet
     max_context : int
         Longest context there can be; a window at least as long cuts nothing.
-    attend_layers : int
-        Layers from this one on skip the arithmetic: the start-up pass that measures workspace needs
-        the shapes of all layers but the attention of one.
     calls : list of int
         Layer indices in the order in which they were attended; for the start-up check.
     """
@@ -63,7 +61,6 @@ class StepContext:
     layout: BlockLayout
     kernels: KernelSet
     max_context: int
-    attend_layers: int
     calls: list[int] = field(default_factory=list)
 
 
@@ -77,7 +74,7 @@ def kvist_attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     *,
-    kvist_step: StepContext,
+    kvist_step: StepContext | None = None,
     **extras: Any,
 ) -> tuple[Tensor, None]:
     """Write K and V of the step's tokens into their slots, then attend through the block tables.
@@ -97,8 +94,13 @@ def kvist_attention(
     Raises
     ------
     ModelError
-        For a mask or an extra whose meaning would be lost.
+        For a mask or an extra whose meaning would be lost, or when the step did not come down.
     """
+    if kvist_step is None:
+        raise ModelError(
+            f"{type(module).__name__} was not given the step in progress: its model code does not"
+            " hand unknown keywords down to attention, so it cannot be served"
+        )
     if attention_mask is not None:
         raise ModelError(
             f"{type(module).__name__} passes a mask, which paged attention cannot honour"
@@ -118,8 +120,6 @@ def kvist_attention(
     step = kvist_step
     step.calls.append(layer)
     queries = query[0].transpose(0, 1)
-    if layer >= step.attend_layers:
-        return queries.new_zeros((*queries.shape[:2], value.shape[-1]))[None], None
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     step.kernels.write_kv(
         step.pool,

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvist.engine.step import SampleRow, StepPlan
+from kvist.engine.step import PromptRows, SampleRow, StepPlan
 from kvist.kernels.batch import AttentionBatch
 
 
@@ -38,6 +38,10 @@ class ForwardBatch:
         int64 [n], rows of T whose logits are wanted.
     samples : tuple of (request id, SampleRow)
         In the order of `sample_rows`.
+    prompt_rows : Tensor
+        int64 [m], rows of T whose logits are wanted for log probabilities of the prompt.
+    prompts : tuple of (request id, PromptRows)
+        In the order of `prompt_rows`.
     """
 
     input_ids: Tensor
@@ -46,11 +50,23 @@ class ForwardBatch:
     attention: AttentionBatch
     sample_rows: Tensor
     samples: tuple[tuple[str, SampleRow], ...]
+    prompt_rows: Tensor
+    prompts: tuple[tuple[str, PromptRows], ...]
 
 
-def build_batch(plan: StepPlan, block_size: int, device: torch.device) -> ForwardBatch:
+def build_batch(
+    plan: StepPlan, block_size: int, device: torch.device, *, one_by_one: bool = False
+) -> ForwardBatch:
     """Lay a plan out flat. REQUIRES it schedules something.
 
+    Parameters
+    ----------
+    one_by_one : bool
+        Let every token attend as a decode of its own, so that its result does not depend on the run
+        that it is part of.
+
+    Notes
+    -----
     O(T + R * B) with numpy's constants: block tables are copied, not walked.
     """
     scheduled = plan.scheduled
@@ -64,6 +80,8 @@ def build_batch(plan: StepPlan, block_size: int, device: torch.device) -> Forwar
     owners = np.repeat(np.arange(num_seqs), query_lens)
     samples: list[tuple[str, SampleRow]] = []
     sample_rows: list[int] = []
+    prompts: list[tuple[str, PromptRows]] = []
+    prompt_rows: list[int] = []
     start = 0
     for row, item in enumerate(scheduled):
         n = query_lens[row]
@@ -74,6 +92,9 @@ def build_batch(plan: StepPlan, block_size: int, device: torch.device) -> Forwar
         else:
             input_ids[start : start + n] = item.token_ids
             positions[start : start + n] = np.arange(item.position, item.position + n)
+        if item.prompt_rows is not None:
+            prompts.append((item.request_id, item.prompt_rows))
+            prompt_rows.extend(range(start, start + len(item.prompt_rows.targets)))
         start += n
         if item.sample is not None:
             samples.append((item.request_id, item.sample))
@@ -84,17 +105,23 @@ def build_batch(plan: StepPlan, block_size: int, device: torch.device) -> Forwar
     def on_device(values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(device, non_blocking=True)
 
+    contexts = [item.position + n for item, n in zip(scheduled, query_lens, strict=True)]
+    if one_by_one:
+        query_lens, contexts = [1] * num_tokens, (positions + 1).tolist()
+        tables = tables[owners]
     return ForwardBatch(
         input_ids=on_device(input_ids)[None],
         position_ids=on_device(positions)[None],
         slots=on_device(slots),
         attention=AttentionBatch.build(
             query_lens,
-            [item.position + n for item, n in zip(scheduled, query_lens, strict=True)],
+            contexts,
             torch.from_numpy(tables),
             block_size,
             device,
         ),
         sample_rows=on_device(np.asarray(sample_rows, dtype=np.int64)),
         samples=tuple(samples),
+        prompt_rows=on_device(np.asarray(prompt_rows, dtype=np.int64)),
+        prompts=tuple(prompts),
     )

@@ -18,5 +18,5 @@ def generation_defaults(path: Path) -> dict[str, Any]:
         return {}
     if config.get("do_sample") is False:
         return {"temperature": 0.0}
-    names = ("temperature", "top_k", "top_p")
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     return {name: config[name] for name in names if config.get(name) is not None}

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
+from itertools import chain
 from typing import Protocol
 
+from kvist.engine.anteroom import Anteroom
+from kvist.engine.grammar import GrammarSpec, Matcher
 from kvist.engine.scheduler import Scheduler
 from kvist.engine.sequence import EngineRequest
 from kvist.engine.step import StepPlan, StepResult, Update
@@ -17,6 +21,9 @@ from kvist.errors import RequestError
 from kvist.events import EventLog, StepFailed
 
 logger = logging.getLogger(__name__)
+
+GRAMMAR_WAIT_S = 0.05
+"""How long a step without other work waits for a grammar."""
 
 
 class Runner(Protocol):
@@ -36,19 +43,30 @@ class Engine:
     scheduler : Scheduler
     runner : Runner
     events : EventLog
+    compile_grammar : callable or None
+        From `GrammarSpec` to `Matcher`; ``None`` for an engine without a vocabulary. Called on a
+        thread of its own, one at a time.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, events: EventLog) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        events: EventLog,
+        compile_grammar: Callable[[GrammarSpec], Matcher] | None = None,
+    ) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self.events = events
         # Groups of requests to be run alone, because one of each group makes the step fail.
         self._suspects: deque[tuple[str, ...]] = deque()
+        self._anteroom = Anteroom(compile_grammar) if compile_grammar is not None else None
+        self._with_grammar: dict[str, EngineRequest] = {}
 
     @property
     def has_work(self) -> bool:
         """Whether any request is unfinished."""
-        return self.scheduler.has_work
+        return self.scheduler.has_work or bool(self._with_grammar)
 
     def add_request(self, request: EngineRequest) -> None:
         """Put a request in the queue.
@@ -59,16 +77,35 @@ class Engine:
             If it can never run: empty, too long, ids outside the vocabulary, or an id in use.
         """
         vocab_size = self.runner.vocab_size
-        for token_id in request.prompt_token_ids:
+        named = (("prompt", token_id) for token_id in request.prompt_token_ids)
+        for param, token_id in chain(named, request.params.token_ids()):
             if not 0 <= token_id < vocab_size:
                 raise RequestError(
-                    f"token id {token_id} is outside the vocabulary of {vocab_size}", "prompt"
+                    f"{param}: token id {token_id} is outside the vocabulary of {vocab_size}", param
                 )
-        self.scheduler.add(request)
+        if request.request_id in self._with_grammar:
+            raise RequestError(f"request id {request.request_id!r} is in use", "request_id")
+        if request.grammar is None:
+            self.scheduler.add(request)
+            return
+        if self._anteroom is None:
+            raise RequestError("response_format: this engine has no vocabulary", "response_format")
+        self.scheduler.refuse(request)
+        self._with_grammar[request.request_id] = request
+        self._anteroom.enter(request.request_id, request.grammar)
 
-    def abort_request(self, request_id: str) -> Update | None:
-        """End a request and free what it holds; ``None`` when there is no such request."""
-        return self.scheduler.abort(request_id)
+    def abort_request(self, request_id: str, index: int | None = None) -> Update | None:
+        """End a request, or one of its continuations, and free what it holds.
+
+        Returns
+        -------
+        Update or None
+            ``None`` when there is no such request, or it is part of a step in progress.
+        """
+        if self._anteroom is not None and self._anteroom.leave(request_id):
+            del self._with_grammar[request_id]
+            return Update(request_id, finish_reason="abort", is_last=True)
+        return self.scheduler.abort(request_id, index)
 
     def fork(self, request_id: str, new_request_id: str) -> None:
         """Continue a request twice: the new one shares all blocks, copied on write.
@@ -88,6 +125,9 @@ class Engine:
         A step that raises is taken back, its requests are run again in halves, and the one that
         fails alone ends with an error. The others lose time, nothing else.
         """
+        refused = self._admit_with_grammar() if self._with_grammar else []
+        if refused:
+            return refused
         group = frozenset(self._suspects.popleft()) if self._suspects else None
         plan = self.scheduler.schedule(only=group)
         if not plan.scheduled:
@@ -98,6 +138,24 @@ class Engine:
             return self._isolate(plan, error)
         return self.scheduler.commit(plan, result)
 
+    def _admit_with_grammar(self) -> list[Update]:
+        """Let in whose grammar is compiled; tell of those that are wrong."""
+        assert self._anteroom is not None
+        refused: list[Update] = []
+        for request_id, found in self._anteroom.ready(
+            0.0 if self.scheduler.has_work else GRAMMAR_WAIT_S
+        ):
+            request = self._with_grammar.pop(request_id)
+            if not isinstance(found, Exception):
+                self.scheduler.add(request, found)
+                continue
+            if not isinstance(found, RequestError):
+                logger.error("the grammar of request %s failed", request_id, exc_info=found)
+            refused.append(
+                Update(request_id, finish_reason="error", error=str(found), is_last=True)
+            )
+        return refused
+
     def _isolate(self, plan: StepPlan, error: Exception) -> list[Update]:
         request_ids = tuple(item.request_id for item in plan.scheduled)
         news = self.scheduler.rollback(plan)
@@ -106,7 +164,7 @@ class Engine:
         if len(request_ids) == 1:
             logger.error("request %s failed", request_ids[0], exc_info=error)
             if request_ids[0] in self.scheduler:
-                news.append(self.scheduler.fail(request_ids[0], message))
+                news += self.scheduler.fail(request_ids[0], message)
             return news
         logger.warning("a step of %d requests failed (%s); halving", len(request_ids), message)
         half = len(request_ids) // 2

@@ -150,6 +150,7 @@ def _finish_tokenizer(header: GGUFHeader, tokenizer: Any) -> list[str]:
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
             ]
         )
+    _set_special_tokens(header, tokenizer)
     if tokenizer.chat_template is None:
         tokenizer.chat_template = header.get("tokenizer.chat_template")
     context = header.get("{arch}.context_length")
@@ -160,6 +161,20 @@ def _finish_tokenizer(header: GGUFHeader, tokenizer: Any) -> list[str]:
     if tokenizer.chat_template is None:
         notes.append("the file has no chat template: a base model, for completions only")
     return notes
+
+
+def _set_special_tokens(header: GGUFHeader, tokenizer: Any) -> None:
+    """BOS, EOS and the like as the file has them; transformers before 5.24 guesses some."""
+    tokens = header.get("tokenizer.ggml.tokens", [])
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        index = header.get(f"tokenizer.ggml.{key}_token_id")
+        if index is not None and getattr(tokenizer, f"{name}_token_id") != index:
+            setattr(tokenizer, f"{name}_token", tokens[index])
+    # llama.cpp's rule for files that do not say: sentencepiece vocabularies begin with BOS.
+    sentencepiece = header.get("tokenizer.ggml.model") == "llama"
+    begins = bool(header.get("tokenizer.ggml.add_bos_token", sentencepiece))
+    if getattr(tokenizer, "add_bos_token", begins) != begins:
+        tokenizer.add_bos_token = begins
 
 
 def _check_tokenizer(gguf: Path, header: GGUFHeader, tokenizer: Any) -> None:

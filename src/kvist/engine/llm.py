@@ -1,7 +1,7 @@
 """`kvist.LLM`: a model in this process, in the calling thread.
 
-Owns the text side of offline use: prompts to ids, ids to text, one output a prompt. The engine below
-it knows ids only.
+Owns the text side of offline use: prompts to ids, ids to text, one output a prompt. The engine
+below it knows ids only.
 """
 
 from __future__ import annotations
@@ -9,18 +9,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
 from rich.progress import Progress
 
 from kvist.config import EngineConfig
+from kvist.engine.answer import Answer
 from kvist.engine.assemble import open_engine
+from kvist.engine.bad_words import spell_bad_words
 from kvist.engine.bill import StartupBill
 from kvist.engine.defaults import generation_defaults
-from kvist.engine.detokenizer import IncrementalDetokenizer
-from kvist.engine.outputs import CompletionOutput, RequestOutput
+from kvist.engine.grammar import GrammarSpec
+from kvist.engine.grammar_compiler import check_grammar
+from kvist.engine.outputs import RequestOutput
 from kvist.engine.sampling import SamplingParams
 from kvist.engine.sequence import EngineRequest
 from kvist.engine.step import Update
@@ -31,29 +33,6 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or ``{"prompt": text}`` / ``{"prompt_token_ids": ids}`` as in vLLM."""
 
 Message = Mapping[str, Any]
-
-
-class _Stream:
-    """A request under way: its output so far and the text side of it."""
-
-    def __init__(self, output: RequestOutput, detokenizer: IncrementalDetokenizer) -> None:
-        self.output = output
-        self._detokenizer = detokenizer
-
-    def take(self, update: Update, silent_ids: frozenset[int]) -> None:
-        """Add news. The token that stopped the text is not part of it."""
-        completion = self.output.outputs[0]
-        for token_id in update.token_ids:
-            completion.token_ids.append(token_id)
-            if not (update.stop_reason == token_id and token_id in silent_ids):
-                completion.text += self._detokenizer.push(token_id)
-        self.output.num_cached_tokens = update.num_cached_tokens
-        if update.finish_reason is not None:
-            completion.text += self._detokenizer.flush()
-            completion.finish_reason = update.finish_reason
-            completion.stop_reason = update.stop_reason
-            self.output.finished = True
-            self.output.error = update.error
 
 
 class LLM:
@@ -93,7 +72,7 @@ class LLM:
         self.max_model_len = opened.max_model_len
         self.model_path = opened.source.path
         self.tokenizer = Tokenizer(self.model_path)
-        self._streams: dict[str, _Stream] = {}
+        self._answers: dict[str, Answer] = {}
         self._num_requests = 0
 
     # ------------------------------------------------------------------ faces
@@ -105,6 +84,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
+        grammar: GrammarSpec | None = None,
     ) -> list[RequestOutput]:
         """Continue every prompt; all of them run side by side.
 
@@ -118,6 +98,8 @@ class LLM:
             Show a progress bar on a terminal. The name is vLLM's.
         priority : sequence of int, optional
             One each, lower first; with ``scheduling_policy="priority"``.
+        grammar : GrammarSpec, optional
+            What every output must look like.
 
         Returns
         -------
@@ -135,14 +117,14 @@ class LLM:
         if len(priorities) != len(each):
             raise RequestError(f"{len(priorities)} priorities for {len(each)} prompts", "priority")
         encoded = [self._encode(prompt) for prompt in each]
-        streams: list[_Stream] = []
+        answers: list[Answer] = []
         try:
             for (text, ids), p, rank in zip(encoded, params, priorities, strict=True):
-                streams.append(self._submit(text, ids, p, rank))
-            self._run(streams, show=use_tqdm)
+                answers.append(self._submit(text, ids, p, rank, grammar))
+            self._run(answers, show=use_tqdm)
         finally:
-            self._abort(streams)
-        return [stream.output for stream in streams]
+            self._abort(answers)
+        return [answer.output for answer in answers]
 
     def chat(
         self,
@@ -169,13 +151,13 @@ class LLM:
         The same object every time. Closing the iterator aborts the request and frees its blocks.
         """
         text, ids = self._encode(prompt)
-        stream = self._submit(text, ids, sampling_params or SamplingParams(), 0)
+        answer = self._submit(text, ids, sampling_params or SamplingParams(), 0, None)
         try:
-            while not stream.output.finished:
+            while not answer.output.finished:
                 self._step()
-                yield stream.output
+                yield answer.output
         finally:
-            self._abort([stream])
+            self._abort([answer])
 
     def default_sampling_params(self) -> SamplingParams:
         """Return what the model's own ``generation_config.json`` asks for."""
@@ -183,7 +165,7 @@ class LLM:
 
     def close(self) -> None:
         """Abort what is still running. The memory goes when the object does."""
-        self._abort(list(self._streams.values()))
+        self._abort(list(self._answers.values()))
 
     def __enter__(self) -> LLM:
         return self
@@ -212,8 +194,16 @@ class LLM:
         return None, [int(token_id) for token_id in prompt]
 
     def _submit(
-        self, text: str | None, ids: list[int], params: SamplingParams, priority: int
-    ) -> _Stream:
+        self,
+        text: str | None,
+        ids: list[int],
+        params: SamplingParams,
+        priority: int,
+        grammar: GrammarSpec | None,
+    ) -> Answer:
+        if grammar is not None:
+            check_grammar(grammar)
+        params = spell_bad_words(params, self.tokenizer)
         request_id = str(self._num_requests)
         self._num_requests += 1
         self.engine.add_request(
@@ -223,36 +213,43 @@ class LLM:
                 params=params,
                 eos_token_ids=self.tokenizer.eos_token_ids,
                 priority=priority,
+                grammar=grammar,
             )
         )
-        output = RequestOutput(request_id, text, ids, [CompletionOutput(0)])
-        stream = _Stream(output, self.tokenizer.stream())
-        self._streams[request_id] = stream
-        return stream
+        answer = Answer(RequestOutput(request_id, text, ids, []), params, self.tokenizer)
+        self._answers[request_id] = answer
+        return answer
 
     def _step(self) -> None:
-        silent = frozenset(self.tokenizer.eos_token_ids)
         for update in self.engine.step():
-            stream = self._streams.get(update.request_id)
-            if stream is not None:
-                stream.take(update, silent)
-                if update.finish_reason is not None:
-                    del self._streams[update.request_id]
+            self._deal(update)
 
-    def _run(self, streams: Sequence[_Stream], *, show: bool) -> None:
+    def _deal(self, update: Update) -> None:
+        answer = self._answers.get(update.request_id)
+        if answer is None:
+            return
+        text_ended = answer.take(update)
+        if update.is_last:
+            del self._answers[update.request_id]
+        elif text_ended:
+            end = self.engine.abort_request(update.request_id, update.index)
+            if end is not None:
+                self._deal(end)
+
+    def _run(self, answers: Sequence[Answer], *, show: bool) -> None:
         bar = Progress(transient=True) if show and sys.stderr.isatty() else None
         context: AbstractContextManager[Any] = bar if bar is not None else nullcontext()
         with context:
-            task = bar.add_task("prompts", total=len(streams)) if bar is not None else None
-            while not all(stream.output.finished for stream in streams):
+            task = bar.add_task("prompts", total=len(answers)) if bar is not None else None
+            while not all(answer.output.finished for answer in answers):
                 self._step()
                 if bar is not None and task is not None:
-                    bar.update(task, completed=sum(s.output.finished for s in streams))
+                    bar.update(task, completed=sum(a.output.finished for a in answers))
 
-    def _abort(self, streams: Sequence[_Stream]) -> None:
-        for stream in streams:
-            if self._streams.pop(stream.output.request_id, None) is not None:
-                self.engine.abort_request(stream.output.request_id)
+    def _abort(self, answers: Sequence[Answer]) -> None:
+        for answer in answers:
+            if self._answers.pop(answer.output.request_id, None) is not None:
+                self.engine.abort_request(answer.output.request_id)
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

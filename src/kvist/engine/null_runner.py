@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from kvist.engine.sequence import TokenLogprobs
 from kvist.engine.step import Scheduled, StepPlan, StepResult
 from kvist.errors import IntegrityError
 
@@ -77,13 +78,18 @@ class NullRunner:
             source = slots[copy.source * size : (copy.source + 1) * size]
             slots[copy.target * size : (copy.target + 1) * size] = source
         tokens = {}
+        prompt_logprobs = {}
         for item in plan.scheduled:
             state = self._run_one(item)
             if item.sample is not None:
                 tokens[item.request_id] = state % self.vocab_size
+            if item.prompt_rows is not None:
+                # It is always sure of everything.
+                found = (TokenLogprobs(token_id, 0.0, 1) for token_id in item.prompt_rows.targets)
+                prompt_logprobs[item.request_id] = tuple(found)
         if self._step_seconds is not None:
             self.now_s += self._step_seconds(plan)
-        return StepResult(tokens)
+        return StepResult(tokens, prompt_logprobs=prompt_logprobs)
 
     def _run_one(self, item: Scheduled) -> int:
         state = self._read_state(item) if item.position else _START

@@ -5,6 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """How likely a token was.
+
+    Attributes
+    ----------
+    logprob : float
+    rank : int
+        1 for the most likely.
+    decoded_token : str
+        Its text by itself; a token that is part of a character has none that can be printed.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+Logprobs = dict[int, Logprob]
+"""Of one position, by token id: the one that stands there first, then the most likely."""
+
+
 @dataclass(slots=True)
 class CompletionOutput:
     """One continuation of a prompt.
@@ -17,15 +39,21 @@ class CompletionOutput:
         Including the stop token, if one was generated.
     finish_reason : str or None
         ``"stop"``, ``"length"``, ``"abort"``, ``"error"``; ``None`` while it goes on.
-    stop_reason : int or None
-        The token id that stopped it.
+    stop_reason : int, str or None
+        The token id or the string that stopped it.
+    cumulative_logprob : float or None
+        Sum over the tokens, where log probabilities were computed.
+    logprobs : list of Logprobs, or None
+        One a token, where they were asked for.
     """
 
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
+    cumulative_logprob: float | None = None
+    logprobs: list[Logprobs] | None = None
 
 
 @dataclass(slots=True)
@@ -43,6 +71,8 @@ class RequestOutput:
         Prompt tokens whose K and V came from the cache.
     error : str or None
         Why, when a finish reason is ``"error"``.
+    prompt_logprobs : list of Logprobs or None, or None
+        One a prompt token, ``None`` for the first, where they were asked for.
     """
 
     request_id: str
@@ -52,3 +82,4 @@ class RequestOutput:
     finished: bool = False
     num_cached_tokens: int = 0
     error: str | None = None
+    prompt_logprobs: list[Logprobs | None] | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from kvist.cache import NO_MATCH, Allocation, KVCacheManager, PrefixMatch
 from kvist.config import KVAllocation, SchedulerConfig
 from kvist.engine.sequence import Sequence
+from kvist.errors import CapacityError
 
 
 class Room:
@@ -18,9 +19,22 @@ class Room:
     ----------
     config : SchedulerConfig
     cache : KVCacheManager
+
+    Raises
+    ------
+    CapacityError
+        If the pool cannot hold one request of `max_model_len`: it would wait, or preempt itself,
+        for ever.
     """
 
     def __init__(self, config: SchedulerConfig, cache: KVCacheManager) -> None:
+        needed, there = cache.blocks_for(config.max_model_len), cache.num_blocks
+        if needed > there:
+            raise CapacityError(
+                f"one request of max_model_len={config.max_model_len} needs {needed} blocks, the"
+                f" pool has {there} (block_size={cache.block_size}); raise --kv-cache-memory-bytes"
+                f" or lower --max-model-len to {there * cache.block_size}"
+            )
         self._cache = cache
         self._reserved_tokens = (
             config.max_model_len if config.kv_allocation is KVAllocation.RESERVE else 0

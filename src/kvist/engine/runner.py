@@ -18,9 +18,13 @@ from torch import Tensor, nn
 
 from kvist.engine.attention import NAME, StepContext, register
 from kvist.engine.batch import ForwardBatch, build_batch
+from kvist.engine.invariant import make_invariant
+from kvist.engine.layers import only_first_layers
+from kvist.engine.logprobs import describe
 from kvist.engine.memory import PeakMeter
-from kvist.engine.sampler import sample
+from kvist.engine.sampler import NOT_FINITE, sample
 from kvist.engine.sampling import SamplingParams
+from kvist.engine.sequence import TokenLogprobs
 from kvist.engine.step import SampleRow, Scheduled, StepPlan, StepResult
 from kvist.errors import IntegrityError, ModelError
 from kvist.kernels.dispatch import KernelSet
@@ -44,6 +48,8 @@ class ModelRunner:
     max_model_len : int
     poison : bool
         Fill fresh blocks with NaN. For tests.
+    batch_invariant : bool
+        See `engine.invariant`.
 
     Notes
     -----
@@ -58,9 +64,12 @@ class ModelRunner:
         max_model_len: int,
         *,
         poison: bool = False,
+        batch_invariant: bool = False,
     ) -> None:
         register()
         use_own_config(model)
+        if batch_invariant:
+            make_invariant(model)
         self.model = model
         self.layout = layout
         self.kernels = kernels
@@ -71,6 +80,7 @@ class ModelRunner:
         self._pool: DevicePool | None = None
         first = next(model.parameters())
         self._device, self._dtype = first.device, first.dtype
+        self._batch_invariant = batch_invariant
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def attach(self, pool: DevicePool) -> None:
@@ -91,7 +101,7 @@ class ModelRunner:
                     torch.tensor([c.source for c in plan.copies], device=self._device),
                     torch.tensor([c.target for c in plan.copies], device=self._device),
                 )
-            batch = build_batch(plan, self.layout.block_size, self._device)
+            batch = self._batch(plan)
             logits = self._forward(self._context(batch, pool.tensor))
             self.num_forward_tokens += plan.num_tokens
             return _result(batch, logits)
@@ -108,7 +118,7 @@ class ModelRunner:
         plan = _plan([(3, 3), (1, 1)], self.layout.block_size, num_blocks=2)
         with torch.inference_mode():
             pool = self._scratch(2)
-            context = self._context(build_batch(plan, self.layout.block_size, self._device), pool)
+            context = self._context(self._batch(plan), pool)
             logits = self._forward(context)
         calls = Counter(context.calls)
         expected = Counter(range(self.layout.num_layers))
@@ -129,9 +139,9 @@ class ModelRunner:
     def measure_workspace(self, num_tokens: int, num_samples: int) -> int:
         """Run the largest step there can be, and return the bytes it needed beside weights and KV.
 
-        The step is `num_tokens` tokens at the end of the longest contexts, with
-        `num_samples` rows of logits. Layers free what they used before the next one runs, so only
-        the first one does the arithmetic of attention; and all contexts lie in the same few blocks.
+        The step is `num_tokens` tokens at the end of the longest contexts, with `num_samples` rows
+        of logits. A layer frees what it used before the next one runs, so one of them needs as much
+        as all; and all contexts lie in the same few blocks.
         """
         most = self.max_model_len
         length = min(num_tokens, most)
@@ -143,9 +153,10 @@ class ModelRunner:
         with torch.inference_mode():
             pool = self._scratch(num_blocks)
             pool.zero_()
-            with PeakMeter(self._device) as meter:
-                batch = build_batch(plan, self.layout.block_size, self._device)
-                context = self._context(batch, pool, attend_layers=1)
+            shortened = only_first_layers(self.model, self.layout.num_layers, keep=1)
+            with shortened, PeakMeter(self._device) as meter:
+                batch = self._batch(plan)
+                context = self._context(batch, pool)
                 rows = torch.arange(min(num_samples, num_tokens), device=self._device)
                 logits = self._forward(context, rows)
                 sample(logits, [SampleRow(_GREEDY, 0, 0)] * len(rows))
@@ -153,22 +164,19 @@ class ModelRunner:
 
     # ------------------------------------------------------------------ inside
 
-    def _context(
-        self, batch: ForwardBatch, pool: Tensor, attend_layers: int | None = None
-    ) -> StepContext:
-        return StepContext(
-            batch,
-            pool,
-            self.layout,
-            self.kernels,
-            max_context=self.max_model_len,
-            attend_layers=self.layout.num_layers if attend_layers is None else attend_layers,
+    def _batch(self, plan: StepPlan) -> ForwardBatch:
+        return build_batch(
+            plan, self.layout.block_size, self._device, one_by_one=self._batch_invariant
         )
 
+    def _context(self, batch: ForwardBatch, pool: Tensor) -> StepContext:
+        return StepContext(batch, pool, self.layout, self.kernels, max_context=self.max_model_len)
+
     def _forward(self, context: StepContext, rows: Tensor | None = None) -> Tensor:
-        """Run the model. Returns float32 [n, V], one row a sample."""
+        """Run the model. Returns float32 [n, V]: a row a sample, then those of the prompts."""
         batch = context.batch
-        rows = batch.sample_rows if rows is None else rows
+        if rows is None:
+            rows = torch.cat((batch.sample_rows, batch.prompt_rows))
         extras = {"logits_to_keep": rows} if self._keeps_logits else {}
         output = self.model(
             input_ids=batch.input_ids,
@@ -201,18 +209,39 @@ def use_own_config(model: nn.Module) -> None:
 
 
 def _result(batch: ForwardBatch, logits: Tensor) -> StepResult:
-    if not batch.samples:
-        return StepResult({})
-    sampled = sample(logits, [row for _, row in batch.samples])
-    tokens, failed = {}, {}
-    for (request_id, _), token_id, ok in zip(
-        batch.samples, sampled.token_ids, sampled.valid, strict=True
-    ):
-        if ok:
-            tokens[request_id] = token_id
+    """Choose tokens. The rows of `logits` are those of the samples, then those of the prompts."""
+    count = len(batch.samples)
+    tokens: dict[str, int] = {}
+    failed: dict[str, str] = {}
+    logprobs: dict[str, TokenLogprobs] = {}
+    prompt_logprobs = _prompt_logprobs(batch, logits[count:], failed) if batch.prompts else {}
+    if count:
+        sampled = sample(logits[:count], [row for _, row in batch.samples])
+        for i, (request_id, _) in enumerate(batch.samples):
+            if i in sampled.faults:
+                failed[request_id] = sampled.faults[i]
+            elif request_id not in failed:
+                tokens[request_id] = sampled.token_ids[i]
+                if i in sampled.logprobs:
+                    logprobs[request_id] = sampled.logprobs[i]
+    return StepResult(tokens, failed, logprobs, prompt_logprobs)
+
+
+def _prompt_logprobs(
+    batch: ForwardBatch, logits: Tensor, failed: dict[str, str]
+) -> dict[str, tuple[TokenLogprobs, ...]]:
+    found: dict[str, tuple[TokenLogprobs, ...]] = {}
+    start = 0
+    for request_id, rows in batch.prompts:
+        end = start + len(rows.targets)
+        part = logits[start:end]
+        start = end
+        if not bool(torch.isfinite(part.amax())):
+            failed[request_id] = NOT_FINITE
         else:
-            failed[request_id] = "the model gave logits that are not finite for this request"
-    return StepResult(tokens, failed)
+            counts = [rows.num_top] * len(rows.targets)
+            found[request_id] = tuple(describe(part, rows.targets, counts))
+    return found
 
 
 def _plan(runs: list[tuple[int, int]], block_size: int, num_blocks: int) -> StepPlan:

@@ -1,7 +1,7 @@
 """Decide and record: who runs in the next step, and what is true after it.
 
-Owns the waiting queue and the running sequences, and is the only caller of the cache's changes.
-Knows no tensors and no text, and never runs anything.
+Owns the order of a step; who there is stands in `engine.roster`. The two are the only callers of
+the cache's changes. Knows no tensors and no text, and never runs anything.
 
 One step::
 
@@ -23,20 +23,17 @@ from collections.abc import Container
 
 from kvist.cache import NO_MATCH, KVCacheManager
 from kvist.config import SchedulerConfig
-from kvist.engine.queue import OrderedSequences, WaitingQueue
-from kvist.engine.room import Room
+from kvist.engine.grammar import Matcher
+from kvist.engine.planning import plan_step
+from kvist.engine.roster import Roster
 from kvist.engine.sequence import EngineRequest, Sequence, SequenceStatus
-from kvist.engine.step import Scheduled, StepPlan, StepResult, Update, plan_step
-from kvist.errors import CapacityError, IntegrityError, RequestError
-from kvist.events import (
-    EventLog,
-    RequestAdded,
-    RequestFinished,
-    RequestPreempted,
-    RequestScheduled,
-    StepDone,
-)
-from kvist.keys import HashChain, RootKey, lane_key
+from kvist.engine.step import Scheduled, StepPlan, StepResult, Update
+from kvist.errors import IntegrityError, RequestError
+from kvist.events import EventLog, RequestScheduled, StepDone
+from kvist.keys import RootKey
+
+PROMPT_LOGPROB_TOKENS = 128
+"""Tokens of prompts whose log probabilities are asked for, a step: their logits are [tokens, V]."""
 
 
 class Scheduler:
@@ -68,18 +65,14 @@ class Scheduler:
     ) -> None:
         self.config = config
         self.cache = cache
-        self._room = Room(config, cache)
         self._events = events
-        self._root = root
-        self._seed = seed
-        by_priority = config.scheduling_policy == "priority"
-        self._waiting = WaitingQueue(by_priority=by_priority)
-        self._running = OrderedSequences(by_priority=by_priority)
-        self._sequences: dict[str, Sequence] = {}
+        self._roster = Roster(config, cache, events, root, seed)
+        self._room = self._roster.room
+        self._waiting, self._running = self._roster.waiting, self._roster.running
+        self._sequences = self._roster.sequences
         self._in_flight: StepPlan | None = None
         # By the plan in flight, and whether for the first time.
         self._admitted: list[tuple[Sequence, bool]] = []
-        self._arrivals = 0
         self._steps = 0
 
     # ------------------------------------------------------------------ queries
@@ -104,27 +97,27 @@ class Scheduler:
 
     # ------------------------------------------------------------------ requests
 
-    def add(self, request: EngineRequest) -> None:
+    def add(self, request: EngineRequest, matcher: Matcher | None = None) -> None:
         """Put a request in the queue.
+
+        Parameters
+        ----------
+        matcher : Matcher or None
+            At the beginning of the request's grammar, if it has one.
 
         Raises
         ------
         RequestError
             If the prompt is empty, or leaves no room for one new token, or the id is in use.
         """
-        limit = request.check(self.config.max_model_len)
-        self._refuse_known(request.request_id)
-        chain = None
-        if self.cache.enable_prefix_caching:
-            lane = lane_key(self._root, request.adapter, request.salt)
-            chain = HashChain(self._root, lane, self.cache.block_size)
-        seq = Sequence(request, self._take_arrival(), self._seed, limit, chain)
-        self._sequences[seq.request_id] = seq
-        self._waiting.push(seq)
-        self._events.emit(RequestAdded(seq.request_id, seq.num_prompt_tokens))
+        self._roster.add(request, matcher)
 
-    def abort(self, request_id: str) -> Update | None:
-        """End a request and free what it holds.
+    def refuse(self, request: EngineRequest) -> None:
+        """Raise what `add` would raise; change nothing."""
+        self._roster.refuse(request)
+
+    def abort(self, request_id: str, index: int | None = None) -> Update | None:
+        """End a request, or one of its continuations, and free what it holds.
 
         Returns
         -------
@@ -132,20 +125,16 @@ class Scheduler:
             ``None`` when there is no such request any more, or when it is part of the plan in
             flight: then its blocks are released, and the update comes, when that is recorded.
         """
-        seq = self._sequences.get(request_id)
-        if seq is None:
-            return None
-        if seq.num_scheduled:
-            seq.abort_requested = True
-            return None
-        return self._finish(seq, "abort")
+        return self._roster.abort(request_id, index)
 
-    def fail(self, request_id: str, error: str) -> Update:
-        """End a request with an error. REQUIRES it is not part of a plan in flight."""
-        return self._finish(self._sequences[request_id], "error", error=error)
+    def fail(self, request_id: str, error: str) -> list[Update]:
+        """End a request with an error. `request_id` is a plan's; REQUIRES none is in flight."""
+        return self._roster.fail(self._sequences[request_id], error)
 
     def fork(self, request_id: str, new_request_id: str) -> None:
         """Duplicate a request with all its tokens so far; blocks are shared, copied on write.
+
+        Of a request with several continuations, the first one.
 
         Raises
         ------
@@ -155,21 +144,9 @@ class Scheduler:
         seq = self._sequences.get(request_id)
         if seq is None:
             raise RequestError(f"there is no unfinished request {request_id!r}", "request_id")
-        self._refuse_known(new_request_id)
         if self._in_flight is not None:
             raise IntegrityError("fork while a plan is in flight")
-        child = seq.fork(new_request_id, self._take_arrival())
-        self._sequences[new_request_id] = child
-        self._events.emit(RequestAdded(new_request_id, child.num_prompt_tokens))
-        # While the parent is still reading its prompt the child waits for it like anyone with the
-        # same prefix; otherwise both would compute the rest of it.
-        decoding = seq.table is not None and seq.num_remaining == 1
-        if decoding and len(self._running) < self.config.max_num_seqs:
-            assert seq.table is not None
-            child.table = self.cache.fork(seq.table)
-            self._set_running(child)
-        else:
-            self._waiting.push(child)
+        self._roster.fork(seq, new_request_id)
 
     # ------------------------------------------------------------------ decide
 
@@ -189,6 +166,7 @@ class Scheduler:
         if self._in_flight is not None:
             raise IntegrityError(f"step {self._in_flight.step} is not recorded yet")
         budget = self.config.max_num_batched_tokens
+        rows = PROMPT_LOGPROB_TOKENS
         chosen: dict[str, Sequence] = {}
         preempted: list[str] = []
         decoding = [s for s in self._running if s.num_remaining == 1]
@@ -199,11 +177,16 @@ class Scheduler:
             if seq.status is not SequenceStatus.RUNNING or (only and seq.request_id not in only):
                 continue
             n = min(seq.num_remaining, budget)
+            if seq.needs_prompt_logprobs:
+                if rows == 0:
+                    continue
+                n = min(n, rows)
+                rows -= n
             while (allocation := self._room.reserve(seq, seq.num_computed + n)) is None:
                 victim = self._running.last
                 if chosen.pop(victim.request_id, None) is not None:
                     budget += victim.num_scheduled
-                self._preempt(victim)
+                self._roster.preempt(victim)
                 preempted.append(victim.request_id)
                 if victim is seq:
                     break
@@ -213,20 +196,25 @@ class Scheduler:
                 chosen[seq.request_id] = seq
                 budget -= n
         if not preempted:
-            self._admit(budget, chosen, only)
+            self._admit(budget, rows, chosen, only)
         self._steps += 1
         self._in_flight = plan_step(self._steps, chosen.values(), self.cache, tuple(preempted))
         return self._in_flight
 
-    def _admit(self, budget: int, chosen: dict[str, Sequence], only: Container[str] | None) -> None:
+    def _admit(
+        self, budget: int, rows: int, chosen: dict[str, Sequence], only: Container[str] | None
+    ) -> None:
         ahead = None
         for seq in self._waiting:
             if budget == 0 or len(self._running) >= self.config.max_num_seqs:
                 break
             if only and seq.request_id not in only:
                 continue
+            if seq.needs_prompt_logprobs and rows == 0:
+                continue
             match = NO_MATCH
-            if seq.chain is not None:
+            # Logits are not cached: who wants those of the prompt computes all of it.
+            if seq.chain is not None and not seq.needs_prompt_logprobs:
                 seq.chain.extend(seq.token_ids)
                 keys = seq.chain.keys
                 match = self.cache.match(keys, seq.num_tokens)
@@ -240,19 +228,19 @@ class Scheduler:
             if not self._room.admits(seq, match, ahead):
                 break
             n = min(seq.num_tokens - match.num_tokens, budget)
+            if seq.needs_prompt_logprobs:
+                n = min(n, rows)
+                rows -= n
             seq.table = self.cache.open_table()
             allocation = self._room.reserve(seq, match.num_tokens + n, match)
             if allocation is None:
                 raise IntegrityError(f"no room for {seq!r} although it was counted")
             self._waiting.remove(seq)
-            self._set_running(seq)
+            self._roster.run(seq)
             first = seq.num_cached_tokens is None
             self._admitted.append((seq, first))
             if first:
                 seq.num_cached_tokens = match.num_tokens
-            self._events.emit(
-                RequestScheduled(seq.request_id, match.num_tokens, seq.num_tokens, not first)
-            )
             self._waiting.promise(
                 seq, len(match.block_ids), seq.num_tokens // self.cache.block_size
             )
@@ -272,12 +260,12 @@ class Scheduler:
         IntegrityError
             If `plan` is not the plan in flight, or a token is missing.
         """
-        for item in plan.scheduled:
-            request_id = item.request_id
-            due = item.sample is not None and request_id not in result.failed
-            if due and request_id not in result.tokens:
-                raise IntegrityError(f"step {plan.step} brought no token for {request_id!r}")
+        result.check(plan)
         self._take_flight(plan)
+        for seq, first in self._admitted:
+            self._events.emit(
+                RequestScheduled(seq.request_id, seq.num_computed, seq.num_tokens, not first)
+            )
         self._admitted.clear()
         updates: list[Update] = []
         for item in plan.scheduled:
@@ -285,13 +273,13 @@ class Scheduler:
             seq.num_scheduled = 0
             seq.allocation = None
             if seq.abort_requested:
-                updates.append(self._finish(seq, "abort"))
+                updates.append(self._roster.finish(seq, "abort"))
             elif item.request_id in result.failed:
-                updates.append(self._finish(seq, "error", error=result.failed[item.request_id]))
+                updates += self._roster.fail(seq, result.failed[item.request_id])
             else:
-                self._record(seq, item)
+                self._record(seq, item, result)
                 if item.sample is not None:
-                    updates.append(self._append(seq, result.tokens[item.request_id]))
+                    updates += self._append(seq, result)
         self._events.emit(StepDone(plan.num_tokens, len(plan.scheduled), len(self._waiting)))
         return updates
 
@@ -313,100 +301,62 @@ class Scheduler:
             seq.num_scheduled = 0
             seq.allocation = None
         for seq, first in self._admitted:
-            self._let_go(seq)
+            self._roster.let_go(seq)
             if first:
                 seq.num_cached_tokens = None
             self._waiting.push(seq)
         self._admitted.clear()
         aborted = [self._sequences[item.request_id] for item in plan.scheduled]
-        return [self._finish(seq, "abort") for seq in aborted if seq.abort_requested]
+        return [self._roster.finish(seq, "abort") for seq in aborted if seq.abort_requested]
 
     def _take_flight(self, plan: StepPlan) -> None:
         if plan is not self._in_flight:
             raise IntegrityError(f"step {plan.step} is not the plan in flight")
         self._in_flight = None
 
-    def _record(self, seq: Sequence, item: Scheduled) -> None:
+    def _record(self, seq: Sequence, item: Scheduled, result: StepResult) -> None:
         assert seq.table is not None
         num_tokens = item.position + len(item.token_ids)
         full = self.cache.commit(seq.table, num_tokens, seq.token_ids, seq.chain)
         self._waiting.fulfil(seq, full)
+        if item.prompt_rows is not None and seq.prompt_logprobs is not None:
+            # After a preemption the first of them are known already.
+            known = len(seq.prompt_logprobs) - item.position
+            seq.prompt_logprobs += result.prompt_logprobs[item.request_id][max(0, known) :]
 
-    def _append(self, seq: Sequence, token_id: int) -> Update:
-        seq.token_ids.append(token_id)
+    def _append(self, seq: Sequence, result: StepResult) -> list[Update]:
+        first = seq.num_output_tokens == 0
+        if first and seq.index == 0 and seq.params.num_samples > 1:
+            self._roster.spawn(seq)
+        token_id = result.tokens[seq.request_id]
+        seq.append(token_id)
+        if seq.matcher is not None and not seq.matcher.advance(token_id):
+            return self._roster.fail(seq, f"token {token_id} does not follow the grammar")
+        found = result.logprobs.get(seq.request_id)
+        logprobs = None if found is None else (found,)
+        held = seq.prompt_logprobs
+        prompt_logprobs = tuple(held) if first and held is not None else None
         reason = seq.stop_reason(token_id)
         if reason is not None:
-            stop = token_id if reason == "stop" else None
-            return self._finish(seq, reason, (token_id,), stop_reason=stop)
-        return Update(seq.request_id, (token_id,), num_cached_tokens=seq.num_cached_tokens or 0)
-
-    # ------------------------------------------------------------------ inside
-
-    def _refuse_known(self, request_id: str) -> None:
-        if request_id in self._sequences:
-            raise RequestError(f"request id {request_id!r} is in use", "request_id")
-
-    def _take_arrival(self) -> int:
-        self._arrivals += 1
-        return self._arrivals
-
-    def _set_running(self, seq: Sequence) -> None:
-        seq.status = SequenceStatus.RUNNING
-        self._running.add(seq)
-
-    def _preempt(self, seq: Sequence) -> None:
-        self._events.emit(RequestPreempted(seq.request_id, seq.num_computed))
-        seq.preemptions += 1
-        self._let_go(seq)
-        self._waiting.push(seq)
-
-    def _let_go(self, seq: Sequence) -> None:
-        """Release the blocks of a running sequence and take it off the running list."""
-        assert seq.table is not None
-        self._running.remove(seq)
-        seq.num_scheduled = 0
-        seq.allocation = None
-        self._waiting.break_promises(seq)
-        self.cache.release(seq.table)
-        seq.table = None
-
-    def _finish(
-        self,
-        seq: Sequence,
-        reason: str,
-        token_ids: tuple[int, ...] = (),
-        *,
-        stop_reason: int | None = None,
-        error: str | None = None,
-    ) -> Update:
-        if seq.table is not None:
-            self._let_go(seq)
-        else:
-            self._waiting.remove(seq)
-        seq.status = SequenceStatus.FINISHED
-        del self._sequences[seq.request_id]
-        cached = seq.num_cached_tokens or 0
-        self._events.emit(
-            RequestFinished(
-                seq.request_id, reason, seq.num_prompt_tokens, seq.num_output_tokens, cached
+            update = self._roster.finish(
+                seq,
+                reason,
+                (token_id,),
+                stop_reason=token_id if reason == "stop" and token_id in seq.stop_ids else None,
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
             )
-        )
-        return Update(seq.request_id, token_ids, reason, stop_reason, cached, error)
+        else:
+            update = Update(
+                seq.owner_id,
+                (token_id,),
+                num_cached_tokens=seq.num_cached_tokens or 0,
+                index=seq.index,
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
+            )
+        return [update]
 
     def check(self) -> None:
         """Raise `IntegrityError` unless queue, running list and cache agree. For tests and idle."""
-        self.cache.check()
-        self._waiting.check(self._running)
-        self._running.check()
-        for seq in self._running:
-            if seq.status is not SequenceStatus.RUNNING or seq.table is None:
-                raise IntegrityError(f"among the running: {seq!r}")
-            if self._in_flight is None and (seq.num_scheduled or seq.allocation):
-                raise IntegrityError(f"scheduled by no plan: {seq!r}")
-        if len(self._running) + len(self._waiting) != len(self._sequences):
-            raise IntegrityError(
-                f"{len(self._running)} running + {len(self._waiting)} waiting"
-                f" != {len(self._sequences)} sequences"
-            )
-        if not self._running and self.cache.num_used_blocks:
-            raise IntegrityError(f"{self.cache.num_used_blocks} blocks in use, nobody runs")
+        self._roster.check(self._in_flight is not None)

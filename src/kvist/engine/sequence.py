@@ -7,9 +7,31 @@ from enum import Enum
 
 from kvist.blocks.table import BlockTable
 from kvist.cache import Allocation
+from kvist.engine.grammar import GrammarSpec, Matcher
 from kvist.engine.sampling import SamplingParams
 from kvist.errors import RequestError
 from kvist.keys import HashChain
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """What the model thought of one position, by its raw logits.
+
+    Attributes
+    ----------
+    token_id : int
+        The token that stands there.
+    logprob : float
+    rank : int
+        1 for the most likely token; equals share the best rank.
+    top : tuple of (token id, log probability)
+        The most likely ones, as many as were asked for; the lowest id first among equals.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +50,8 @@ class EngineRequest:
         Lower runs earlier, under ``--scheduling-policy priority``.
     adapter, salt : str
         Requests that differ in these never share blocks.
+    grammar : GrammarSpec or None
+        What every continuation must look like.
     """
 
     request_id: str
@@ -37,15 +61,25 @@ class EngineRequest:
     priority: int = 0
     adapter: str = ""
     salt: str = ""
+    grammar: GrammarSpec | None = None
 
-    def check(self, max_model_len: int) -> int:
+    def check(self, max_model_len: int, max_logprobs: int = 20) -> int:
         """Return how long the sequence may get, prompt and output, in a window of `max_model_len`.
 
         Raises
         ------
         RequestError
-            If the prompt is empty, or leaves no room for one new token.
+            If the prompt is empty, or leaves no room for one new token, or more than `max_logprobs`
+            log probabilities a position are asked for.
         """
+        for param in ("logprobs", "prompt_logprobs"):
+            asked = getattr(self.params, param)
+            if asked is not None and asked > max_logprobs:
+                raise RequestError(
+                    f"{param}={asked} is more than --max-logprobs={max_logprobs}; ask for less or"
+                    " raise it",
+                    param,
+                )
         length = len(self.prompt_token_ids)
         if length == 0:
             raise RequestError("the prompt is empty: there is nothing to continue", "prompt")
@@ -98,6 +132,19 @@ class Sequence:
         ``None`` when the blocks are never to be found.
     table : BlockTable or None
         Held while RUNNING.
+
+    Attributes
+    ----------
+    owner_id : str
+        The request that its news belong to; its own unless it is one of several continuations.
+    index : int
+        Which of the request's continuations it is.
+    matcher : Matcher or None
+        Where its output stands in its grammar.
+    counts : dict of token id to int, or None
+        How often each token was generated, 0 for those of the prompt; where penalties ask for it.
+    prompt_logprobs : list of TokenLogprobs, or None
+        Those of prompt tokens 1, 2, … as far as they were computed; ``None`` if nobody asks.
     """
 
     __slots__ = (
@@ -106,14 +153,19 @@ class Sequence:
         "arrival",
         "base_seed",
         "chain",
+        "counts",
+        "index",
+        "matcher",
         "max_num_tokens",
         "num_cached_tokens",
         "num_prompt_tokens",
         "num_scheduled",
+        "owner_id",
         "params",
         "preemptions",
         "priority",
         "promised",
+        "prompt_logprobs",
         "request",
         "request_id",
         "seed",
@@ -149,15 +201,41 @@ class Sequence:
         self.preemptions = 0
         self.promised = range(0)
         self.abort_requested = False
+        self.owner_id = self.request_id
+        self.index = 0
+        self.matcher: Matcher | None = None
+        self.counts: dict[int, int] | None = None
+        if self.params.has_penalties:
+            self.counts = dict.fromkeys(self.token_ids, 0)
+        self.prompt_logprobs: list[TokenLogprobs] | None = None
+        if self.params.prompt_logprobs is not None:
+            self.prompt_logprobs = []
 
     def fork(self, request_id: str, arrival: int) -> Sequence:
         """Return a waiting sequence with the same request and tokens, and no table."""
         chain = self.chain.fork() if self.chain else None
         other = Sequence(self.request, arrival, self.base_seed, self.max_num_tokens, chain)
-        other.request_id = request_id
+        other.request_id = other.owner_id = request_id
         other.token_ids = list(self.token_ids)
         other.num_cached_tokens = self.num_cached_tokens
+        other.matcher = self.matcher.fork() if self.matcher else None
+        other.counts = dict(self.counts) if self.counts is not None else None
+        other.prompt_logprobs = None
         return other
+
+    def sample(self, index: int, arrival: int) -> Sequence:
+        """Return another continuation of the same request: a fork that draws by its own index."""
+        other = self.fork(f"{self.owner_id}#{index}", arrival)
+        other.owner_id = self.owner_id
+        other.index = index
+        other.seed = self.seed
+        return other
+
+    def append(self, token_id: int) -> None:
+        """Take a new token."""
+        self.token_ids.append(token_id)
+        if self.counts is not None:
+            self.counts[token_id] = self.counts.get(token_id, 0) + 1
 
     @property
     def num_tokens(self) -> int:
@@ -184,12 +262,23 @@ class Sequence:
         """Generated tokens, a copy."""
         return self.token_ids[self.num_prompt_tokens :]
 
+    @property
+    def needs_prompt_logprobs(self) -> bool:
+        """Whether prompt positions are missing whose log probabilities were asked for."""
+        held = self.prompt_logprobs
+        return held is not None and len(held) < self.num_prompt_tokens - 1
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end the sequence."""
+        params = self.params
+        return params.stop_token_ids + (() if params.ignore_eos else self.request.eos_token_ids)
+
     def stop_reason(self, token_id: int) -> str | None:
         """Return why the sequence ends with `token_id`, its newest token, or ``None``."""
-        params = self.params
-        if token_id in params.stop_token_ids:
+        if self.num_output_tokens > self.params.min_tokens and token_id in self.stop_ids:
             return "stop"
-        if token_id in self.request.eos_token_ids and not params.ignore_eos:
+        if self.matcher is not None and self.matcher.is_done:
             return "stop"
         return "length" if self.num_tokens >= self.max_num_tokens else None
 

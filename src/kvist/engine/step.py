@@ -10,13 +10,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvist.blocks.table import BlockCopy
-from kvist.cache import KVCacheManager
 from kvist.engine.sampling import SamplingParams
-from kvist.engine.sequence import Sequence
+from kvist.engine.sequence import TokenLogprobs
+from kvist.errors import IntegrityError
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,42 @@ class SampleRow:
     seed : int
         The request's own, or what the engine picked for it.
     position : int
-        Index of the new token in the sequence. The draw depends on (seed, position) alone, so that
-        neither batch nor preemption changes it.
+        Index of the new token in the sequence. The draw depends on (seed, index, position) alone,
+        so that neither batch nor preemption changes it.
+    index : int
+        Which continuation of its request it is.
+    forbidden : tuple of int
+        Tokens that may not come now: the ends of bad words, and what would stop the text before
+        ``min_tokens``.
+    counts : mapping of token id to int, or None
+        For penalties: how often each token was generated, 0 for those of the prompt alone.
+    bitmask : bytes or None
+        One bit a token, lowest first: whether the grammar lets it come now.
     """
 
     params: SamplingParams
     seed: int
     position: int
+    index: int = 0
+    forbidden: tuple[int, ...] = ()
+    counts: Mapping[int, int] | None = None
+    bitmask: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """Tokens of a run whose logits say how likely the prompt's next token was.
+
+    Attributes
+    ----------
+    targets : tuple of int
+        The token after each of the first ``len(targets)`` tokens of the run.
+    num_top : int
+        Most likely tokens to report beside it.
+    """
+
+    targets: tuple[int, ...]
+    num_top: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +85,8 @@ class Scheduled:
         Snapshot of the block table, long enough for the run. Not to be changed.
     sample : SampleRow or None
         ``None`` when this is not yet the end of the known tokens (a chunk of a long prompt).
+    prompt_rows : PromptRows or None
+        Where log probabilities of the prompt are wanted.
     """
 
     request_id: str
@@ -63,6 +94,7 @@ class Scheduled:
     position: int
     block_ids: array[int]
     sample: SampleRow | None
+    prompt_rows: PromptRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,34 +123,6 @@ class StepPlan:
         return sum(len(s.token_ids) for s in self.scheduled)
 
 
-def plan_step(
-    step: int, sequences: Iterable[Sequence], cache: KVCacheManager, preempted: tuple[str, ...]
-) -> StepPlan:
-    """Freeze what the scheduler chose: sequences with `num_scheduled` tokens and an allocation.
-
-    O(tokens + table bytes): the tables are copied, since they go on changing.
-    """
-    scheduled: list[Scheduled] = []
-    copies: list[BlockCopy] = []
-    fresh: list[int] = []
-    for seq in sorted(sequences, key=lambda s: s.num_scheduled > 1):
-        assert seq.table is not None and seq.allocation is not None
-        start, end = seq.num_computed, seq.num_computed + seq.num_scheduled
-        is_last = end == seq.num_tokens
-        scheduled.append(
-            Scheduled(
-                request_id=seq.request_id,
-                token_ids=tuple(seq.token_ids[start:end]),
-                position=start,
-                block_ids=seq.table.ids[: cache.blocks_for(end)],
-                sample=SampleRow(seq.params, seq.seed, end) if is_last else None,
-            )
-        )
-        copies.extend(seq.allocation.copies)
-        fresh.extend(seq.allocation.fresh)
-    return StepPlan(step, tuple(scheduled), tuple(copies), tuple(fresh), preempted)
-
-
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What came of a plan.
@@ -129,15 +133,34 @@ class StepResult:
         One for every run that had a `SampleRow` and did not fail.
     failed : mapping of request id to reason
         Rows that have no meaningful result (logits that are not finite). Only these fail.
+    logprobs : mapping of request id to TokenLogprobs
+        Of the tokens, where they were asked for.
+    prompt_logprobs : mapping of request id to tuple of TokenLogprobs
+        One for each of the `PromptRows` of the run.
     """
 
     tokens: Mapping[str, int]
     failed: Mapping[str, str] = field(default_factory=dict)
+    logprobs: Mapping[str, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: Mapping[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+
+    def check(self, plan: StepPlan) -> None:
+        """Raise `IntegrityError` if a run of `plan` did not fail and lacks what it was to bring."""
+        for item in plan.scheduled:
+            if item.request_id in self.failed:
+                continue
+            if item.sample is not None and item.request_id not in self.tokens:
+                raise IntegrityError(f"step {plan.step} brought no token for {item.request_id!r}")
+            wanted = len(item.prompt_rows.targets) if item.prompt_rows is not None else 0
+            if len(self.prompt_logprobs.get(item.request_id, ())) != wanted:
+                raise IntegrityError(
+                    f"step {plan.step} brought no log probabilities for {item.request_id!r}"
+                )
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """News of one request.
+    """News of one request, or of one of its continuations.
 
     Attributes
     ----------
@@ -151,6 +174,15 @@ class Update:
         Prompt tokens that came from the cache when the request first ran.
     error : str or None
         Why, when the reason is ``"error"``.
+    index : int
+        Which continuation; below ``params.num_samples``.
+    is_last : bool
+        Nothing more comes for this request: every request gets exactly one such update. (An abort
+        of the whole request, or an error of one continuation, may end others without a word.)
+    logprobs : tuple of TokenLogprobs or None
+        Of the new tokens, where they were asked for.
+    prompt_logprobs : tuple of TokenLogprobs or None
+        Of prompt tokens 1, 2, … with the first news, where they were asked for.
     """
 
     request_id: str
@@ -159,3 +191,7 @@ class Update:
     stop_reason: int | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+    index: int = 0
+    is_last: bool = False
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None

@@ -50,7 +50,7 @@ class Tokenizer:
                 "(or tokenizer.model) and tokenizer_config.json"
             ) from error
         self._tokens = TokenBytes(self._inner)
-        self.eos_token_ids = _eos_ids(path, self._inner.eos_token_id)
+        self.eos_token_ids = eos_ids(path, self._inner.eos_token_id)
 
     @property
     def vocab_size(self) -> int:
@@ -166,7 +166,7 @@ class Tokenizer:
         return IncrementalDetokenizer(self._tokens, skip_special_tokens)
 
 
-def _eos_ids(path: Path, tokenizer_eos: int | None) -> tuple[int, ...]:
+def eos_ids(path: Path, tokenizer_eos: int | None) -> tuple[int, ...]:
     """Ids that end a generation, without repeats.
 
     Those of `generation_config.json`, else of `config.json`, and the tokenizer's own. The union, as

@@ -89,9 +89,7 @@ class CacheMachine(RuleBasedStateMachine):
         reserved=st.integers(0, 6),
         fails=st.sampled_from((False, False, False, True)),
     )
-    def open(
-        self, tokens: list[int], lane: str, written: int, reserved: int, fails: bool
-    ) -> None:
+    def open(self, tokens: list[int], lane: str, written: int, reserved: int, fails: bool) -> None:
         """Match a prompt, take room for some of it or more than it, and write that."""
         chain = None
         match = NO_MATCH
@@ -101,6 +99,9 @@ class CacheMachine(RuleBasedStateMachine):
             match = self.cache.match(chain.keys, len(tokens))
             self._check_match(match, chain, len(tokens))
         written = max(match.num_tokens + 1, min(written, len(tokens)))
+        if chain is not None:
+            # What comes behind the written tokens may be others than the prompt's.
+            chain.truncate(written)
         holder = Holder(self.cache.open_table(), chain, lane)
         allocation = self._allocate(holder, written + reserved, match)
         if allocation is None:
@@ -271,9 +272,7 @@ class CacheMachine(RuleBasedStateMachine):
     def _write(self, holder: Holder, allocation: Allocation, tokens: list[int]) -> None:
         self._do(holder, allocation, tokens)
         holder.tokens.extend(tokens)
-        full = self.cache.commit(
-            holder.table, len(holder.tokens), holder.tokens, holder.chain
-        )
+        full = self.cache.commit(holder.table, len(holder.tokens), holder.tokens, holder.chain)
         assert full == len(holder.tokens) // self.cache.block_size
 
     def _slot(self, table: BlockTable, position: int) -> tuple[int, int]:

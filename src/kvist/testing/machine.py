@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from kvist.config import KVAllocation
-from kvist.testing.rig import EngineRig, RigConfig
+from kvist.testing.disturbed import RigConfig
+from kvist.testing.rig import EngineRig
 
 VOCAB = 61
 
-# Prompts that share prefixes: the same few texts, cut anywhere, with or without a tail of their own.
+# Prompts that share prefixes: the same few texts, cut anywhere, some with a tail of their own.
 _BASES = tuple(tuple((7 * i * base + i + base) % VOCAB for i in range(32)) for base in range(3))
 
 

@@ -19,41 +19,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvist.cache import KVCacheManager
-from kvist.config import KVAllocation, SchedulerConfig
+from kvist.config import SchedulerConfig
 from kvist.engine.engine import Engine
 from kvist.engine.null_runner import NullRunner, null_generate
 from kvist.engine.sampling import SamplingParams
 from kvist.engine.scheduler import Scheduler
 from kvist.engine.sequence import EngineRequest, SequenceStatus
-from kvist.engine.step import StepPlan, StepResult, Update
+from kvist.engine.step import Update
 from kvist.events import Event, EventLog, RequestPreempted, RequestScheduled
 from kvist.keys import RootKey
 from kvist.policies.registry import make_policy
+from kvist.testing.disturbed import DisturbedRunner, RigConfig
 
 ROOT = RootKey(bytes(32))
-
-
-class StepError(RuntimeError):
-    """What a disturbed runner raises."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RigConfig:
-    """Sizes of a rig. Small ones make preemption and eviction common.
-
-    REQUIRES ``num_blocks * block_size >= max_model_len`` and
-    ``max_num_batched_tokens >= max_num_seqs``, as `kvist.build` sees to.
-    """
-
-    num_blocks: int = 14
-    block_size: int = 4
-    max_model_len: int = 40
-    max_num_seqs: int = 4
-    max_num_batched_tokens: int = 10
-    scheduling_policy: str = "fcfs"
-    kv_allocation: KVAllocation = KVAllocation.PAGED
-    enable_prefix_caching: bool = True
-    vocab_size: int = 61
 
 
 @dataclass(slots=True)
@@ -83,89 +61,6 @@ class Story:
     def tokens(self) -> tuple[int, ...]:
         """Prompt and output so far."""
         return (*self.prompt, *self.outputs)
-
-
-class DisturbedRunner:
-    """The null runner, made to fail on demand, and a witness of every plan.
-
-    Attributes
-    ----------
-    poison : set of request id
-        A step with one of them raises.
-    not_finite : set of request id
-        Their rows come back as failed.
-    raise_next : int
-        So many steps raise, whoever is in them.
-    raise_before : bool
-        Raise before anything is written, rather than after all of it was.
-    in_flight : list of callables
-        Called once, between schedule and commit.
-    convicted : set of request id
-        Were alone in a step that raised: these may end with an error, and only these.
-    """
-
-    def __init__(self, inner: NullRunner, config: RigConfig) -> None:
-        self.vocab_size = inner.vocab_size
-        self.poison: set[str] = set()
-        self.not_finite: set[str] = set()
-        self.raise_next = 0
-        self.raise_before = False
-        self.in_flight: list[Callable[[], None]] = []
-        self.convicted: set[str] = set()
-        self.counts: Counter[str] = Counter()
-        self.last_plan: StepPlan | None = None
-        self._inner = inner
-        self._config = config
-
-    @property
-    def num_computed_tokens(self) -> int:
-        """Tokens that went through the model."""
-        return self._inner.num_computed_tokens
-
-    def run(self, plan: StepPlan) -> StepResult:
-        """Look at the plan, let the world interfere, compute, and fail if that was asked for."""
-        self._inspect(plan)
-        self.last_plan = plan
-        self.counts["steps"] += 1
-        self.counts["copies"] += len(plan.copies)
-        self.counts["chunks"] += sum(s.sample is None for s in plan.scheduled)
-        callbacks, self.in_flight = self.in_flight, []
-        for callback in callbacks:
-            callback()
-        request_ids = [item.request_id for item in plan.scheduled]
-        fails = self.raise_next > 0 or any(r in self.poison for r in request_ids)
-        self.raise_next = max(0, self.raise_next - 1)
-        if fails and len(request_ids) == 1:
-            self.convicted.add(request_ids[0])
-        if fails and self.raise_before:
-            raise StepError(f"before {request_ids}")
-        result = self._inner.run(plan)
-        if fails:
-            raise StepError(f"after {request_ids}")
-        failed = {r: "not finite" for r in request_ids if r in self.not_finite}
-        tokens = {r: t for r, t in result.tokens.items() if r not in failed}
-        return StepResult(tokens, failed)
-
-    def _inspect(self, plan: StepPlan) -> None:
-        config = self._config
-        lengths = [len(item.token_ids) for item in plan.scheduled]
-        assert plan.num_tokens == sum(lengths) <= config.max_num_batched_tokens
-        assert 0 < len(lengths) <= config.max_num_seqs
-        assert all(lengths), "a run without tokens"
-        assert [n > 1 for n in lengths] == sorted(n > 1 for n in lengths), "decode comes first"
-        request_ids = {item.request_id for item in plan.scheduled}
-        assert len(request_ids) == len(lengths)
-        assert not request_ids & set(plan.preempted), "preempted and scheduled"
-        assert len(set(plan.fresh)) == len(plan.fresh), "one block handed out twice"
-        assert {c.target for c in plan.copies} <= set(plan.fresh)
-        writers: dict[int, str] = {}
-        for item in plan.scheduled:
-            end = item.position + len(item.token_ids)
-            first, last = item.position // config.block_size, (end - 1) // config.block_size
-            assert len(item.block_ids) == last + 1, "the snapshot does not fit the run"
-            for block_id in item.block_ids[first : last + 1]:
-                other = writers.setdefault(block_id, item.request_id)
-                assert other == item.request_id, f"both write block {block_id}"
 
 
 class EngineRig:
@@ -312,6 +207,14 @@ class EngineRig:
         self._remember_computed()
         self.check()
 
+    def step_until(self, condition: Callable[[], object], max_steps: int = 500) -> None:
+        """Step until `condition` holds; it must within `max_steps`."""
+        for _ in range(max_steps):
+            if condition():
+                return
+            self.step()
+        raise AssertionError(f"still not so after {max_steps} steps")
+
     def schedule_and_roll_back(self) -> None:
         """Make a plan and take it back: nobody may have moved, except who was preempted."""
         before = self._books()
@@ -415,5 +318,3 @@ class EngineRig:
             [(s.table.ids.tobytes(), s.table.num_sealed) for s in sequences if s.table],
             [s.num_cached_tokens for s in sequences],
         )
-
-

@@ -1,0 +1,172 @@
+"""Logits to tokens by chance: temperature, min-p, top-k, top-p, and one number from a hash.
+
+Owns the arithmetic of drawing. Knows nothing of greedy rows, masks and log probabilities.
+
+Every draw is one uniform number, a hash of (seed, index, position), put through the inverse of the
+cumulative distribution. So the same seed gives the same token whatever else is in the batch, after
+a preemption, and on every machine whose logits agree; there is no generator to save or restore.
+
+Order as in vLLM: temperature, min-p, top-k, top-p. The distribution of a row is computed from that
+row alone: how many candidates are looked at follows from its own parameters, equal logits are
+ordered by id, and sums are in float64, where the order of addition does not decide a draw.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kvist.engine.step import SampleRow
+
+_MASK = (1 << 64) - 1
+
+CANDIDATES = (64, 256, 1024)
+"""Most likely tokens looked at: the first of these above top-k. A row whose kept tokens do not show
+among them for sure is sorted whole."""
+
+NUCLEUS_CANDIDATES = 256
+"""The same for top-p without top-k."""
+
+
+def uniform(seed: int, index: int, position: int) -> float:
+    """Return a number in [0, 1) that depends on its arguments alone.
+
+    Rounds of the SplitMix64 finalizer (Steele, Lea and Flood, 2014); ours feeds it a counter made
+    of seed, index and position instead of a running state.
+    """
+    x = (seed & _MASK) ^ ((seed >> 64) & _MASK)
+    for word in (0, index, position):
+        x = (x + (word + 1) * 0x9E3779B97F4A7C15) & _MASK
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+        x ^= x >> 31
+    return (x >> 11) * 2.0**-53
+
+
+def draw(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
+    """Choose one token a row.
+
+    Parameters
+    ----------
+    logits : Tensor
+        float32 [n, V]; every row has a finite maximum. Not changed.
+    rows : sequence of SampleRow
+        n of them, none greedy.
+
+    Notes
+    -----
+    Temperature (and min-p) alone costs a softmax and a cumulative sum; top-k and top-p a partial
+    selection. Nothing sorts the vocabulary unless what is kept does not fit the candidates.
+    """
+    vocab_size = logits.shape[-1]
+    groups: dict[int, list[int]] = {}
+    for i, row in enumerate(rows):
+        groups.setdefault(_num_candidates(row, vocab_size), []).append(i)
+    token_ids = [0] * len(rows)
+    for size, group in groups.items():
+        chosen = [rows[i] for i in group]
+        part = logits if len(group) == len(rows) else logits[_index(group, logits)]
+        if size == 0:
+            drawn, done = _draw_full(part, chosen), [True] * len(group)
+        else:
+            drawn, done = _draw_from_top(part, chosen, size)
+        rest = [k for k, ok in enumerate(done) if not ok]
+        if rest:
+            exact, _ = _draw_from_top(
+                part[_index(rest, part)], [chosen[k] for k in rest], vocab_size
+            )
+            for k, token_id in zip(rest, exact, strict=True):
+                drawn[k] = token_id
+        for i, token_id in zip(group, drawn, strict=True):
+            token_ids[i] = token_id
+    return token_ids
+
+
+def _num_candidates(row: SampleRow, vocab_size: int) -> int:
+    """How many of the most likely tokens to look at; 0 for a row that cuts none by rank."""
+    top_k = row.params.top_k
+    if 0 < top_k < vocab_size:
+        return min(vocab_size, next((c for c in CANDIDATES if c > top_k), vocab_size))
+    return min(vocab_size, NUCLEUS_CANDIDATES) if row.params.top_p < 1.0 else 0
+
+
+def _draw_full(logits: Tensor, rows: list[SampleRow]) -> list[int]:
+    scaled = logits / _column([r.params.temperature for r in rows], logits)
+    if any(r.params.min_p > 0 for r in rows):
+        scaled.masked_fill_(scaled < _floor(scaled, rows), -torch.inf)
+    drawn: list[int] = _pick(torch.softmax(scaled, dim=-1), rows).tolist()
+    return drawn
+
+
+def _draw_from_top(
+    logits: Tensor, rows: list[SampleRow], size: int
+) -> tuple[list[int], list[bool]]:
+    """Draw from the `size` most likely tokens; tell which rows needed no more of them."""
+    vocab_size = logits.shape[-1]
+    raw, ids = logits.topk(size, dim=-1)
+    # Equal logits in order of id, so that a draw does not depend on how the selection broke ties.
+    ids, order = ids.sort(dim=-1)
+    raw, order = raw.gather(-1, order).sort(dim=-1, descending=True, stable=True)
+    ids = ids.gather(-1, order)
+    temperature = _column([r.params.temperature for r in rows], logits)
+    top_k = [r.params.top_k if r.params.top_k > 0 else vocab_size for r in rows]
+    limits = torch.tensor(top_k, device=logits.device)[:, None]
+    rank = torch.arange(size, device=logits.device)
+    # Some equals of the last candidate may be missing: it and they are not known in order.
+    known = torch.ones_like(raw, dtype=torch.bool) if size == vocab_size else raw > raw[:, -1:]
+    scaled = raw / temperature
+    floor = _floor(scaled, rows)
+    kept = (rank < limits) & known & (scaled >= floor)
+    top = scaled[:, :1]
+    weights = (scaled - top).exp().double().where(kept, 0.0)
+    total = weights.sum(dim=-1, keepdim=True)
+    # A row without top-k is normalised over the vocabulary.
+    whole = [i for i, k in enumerate(top_k) if k >= vocab_size]
+    if whole and size < vocab_size:
+        at = _index(whole, logits)
+        everything = logits[at] / temperature[at]
+        spread = (everything - top[at]).exp()
+        low = everything < _floor(everything, [rows[i] for i in whole])
+        total[at] = spread.masked_fill_(low, 0.0).sum(dim=-1, keepdim=True, dtype=torch.float64)
+    probs = weights / total
+    before = probs.cumsum(dim=-1) - probs
+    top_p = _column([r.params.top_p for r in rows], logits).double()
+    reached = probs.sum(dim=-1, keepdim=True) >= top_p
+    by_rank = (limits < vocab_size) & (known.sum(dim=-1, keepdim=True) >= limits)
+    cut = scaled[:, -1:] < floor
+    done = (by_rank | reached | cut)[:, 0] | (size == vocab_size)
+    # The most likely token always stays.
+    keep = kept & ((before < top_p) | (rank == 0))
+    index = _pick(probs.where(keep, 0.0), rows)
+    drawn: list[int] = ids.gather(-1, index[:, None])[:, 0].tolist()
+    return drawn, done.tolist()
+
+
+def _floor(scaled: Tensor, rows: list[SampleRow]) -> Tensor:
+    """Lowest scaled logit that min-p keeps. float32 [n, 1]."""
+    return scaled.amax(dim=-1, keepdim=True) + _column(
+        [math.log(r.params.min_p) if r.params.min_p > 0 else -math.inf for r in rows], scaled
+    )
+
+
+def _pick(weights: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    """Index of the first entry at which the cumulative weight passes the draw. int64 [n]."""
+    cumulative = weights.double().cumsum(dim=-1)
+    draws = [uniform(r.seed, r.index, r.position) for r in rows]
+    target = torch.tensor(draws, dtype=torch.float64, device=weights.device)[:, None]
+    target = target * cumulative[:, -1:]
+    index = torch.searchsorted(cumulative, target, right=True)[:, 0]
+    # Rounding may put the target at the very end: the last entry that has weight is meant.
+    last = (weights > 0).cumsum(dim=-1).argmax(dim=-1)
+    return torch.minimum(index, last)
+
+
+def _column(values: list[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=like.device)[:, None]
+
+
+def _index(rows: list[int], like: Tensor) -> Tensor:
+    return torch.tensor(rows, device=like.device)

@@ -1,0 +1,251 @@
+"""Every unfinished sequence, and which of them belong to one request.
+
+Owns the waiting queue, the running list, and what happens to a sequence between them: it comes,
+runs, is preempted, has children, ends. Decides neither who runs nor when. Threads: step thread
+only.
+
+A request with several continuations comes as one sequence. When its prompt is computed, the others
+are made of it::
+
+    prompt ........ last token ─┬─ 0: goes on
+                                ├─ 1: shares all blocks, computes the last prompt token again,
+                                └─ 2: and draws by its own index
+
+so the prompt is computed once. Who finds no room waits in the queue, and finds the prefix there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvist.cache import KVCacheManager
+from kvist.config import SchedulerConfig
+from kvist.engine.grammar import Matcher
+from kvist.engine.queue import OrderedSequences, WaitingQueue
+from kvist.engine.room import Room
+from kvist.engine.sequence import EngineRequest, Sequence, SequenceStatus, TokenLogprobs
+from kvist.engine.step import Update
+from kvist.errors import IntegrityError, RequestError
+from kvist.events import EventLog, RequestAdded, RequestFinished, RequestPreempted
+from kvist.keys import HashChain, RootKey, lane_key
+
+
+class Roster:
+    """Sequences by id, by state and by request. Parameters as in `Scheduler`."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: KVCacheManager,
+        events: EventLog,
+        root: RootKey,
+        seed: int,
+    ) -> None:
+        by_priority = config.scheduling_policy == "priority"
+        self.waiting = WaitingQueue(by_priority=by_priority)
+        self.running = OrderedSequences(by_priority=by_priority)
+        self.sequences: dict[str, Sequence] = {}
+        self.room = Room(config, cache)
+        self._config = config
+        self._cache = cache
+        self._events = events
+        self._root = root
+        self._seed = seed
+        self._by_owner: dict[str, dict[int, Sequence]] = {}
+        self._arrivals = 0
+
+    def samples(self, request_id: str) -> Mapping[int, Sequence]:
+        """Return the unfinished continuations of a request, by index."""
+        return self._by_owner.get(request_id, {})
+
+    # ------------------------------------------------------------------ coming
+
+    def add(self, request: EngineRequest, matcher: Matcher | None) -> None:
+        """Make a sequence of a request and let it wait.
+
+        Raises
+        ------
+        RequestError
+            If it can never run, or its id is in use.
+        """
+        limit = self.refuse(request)
+        chain = None
+        if self._cache.enable_prefix_caching:
+            lane = lane_key(self._root, request.adapter, request.salt)
+            chain = HashChain(self._root, lane, self._cache.block_size)
+        seq = Sequence(request, self._take_arrival(), self._seed, limit, chain)
+        seq.matcher = matcher
+        self._enter(seq)
+        self.waiting.push(seq)
+
+    def refuse(self, request: EngineRequest) -> int:
+        """Raise `RequestError` if a request can never run; return how long it may get."""
+        limit = request.check(self._config.max_model_len, self._config.max_logprobs)
+        self._refuse_known(request.request_id, request.params.num_samples)
+        return limit
+
+    def fork(self, parent: Sequence, new_request_id: str) -> None:
+        """Duplicate a sequence with all its tokens so far, as a request of its own."""
+        self._refuse_known(new_request_id, parent.params.num_samples)
+        child = parent.fork(new_request_id, self._take_arrival())
+        self._enter(child)
+        # While the parent is still reading its prompt the child waits for it like anyone with the
+        # same prefix; otherwise both would compute the rest of it.
+        if parent.table is not None and parent.num_remaining == 1 and self._has_place:
+            child.table = self._cache.fork(parent.table)
+            self.run(child)
+        else:
+            self.waiting.push(child)
+
+    def spawn(self, parent: Sequence) -> None:
+        """Make the other continuations of a request whose prompt was just computed.
+
+        REQUIRES a running sequence without output, all of whose tokens are recorded.
+        """
+        assert parent.table is not None
+        for index in range(1, parent.params.num_samples):
+            child = parent.sample(index, self._take_arrival())
+            self._enter(child)
+            # One block to copy the last one into, and one to grow.
+            ahead = sum(map(self.room.ahead, self.running))
+            if self._has_place and ahead + 2 <= self._cache.num_available_blocks:
+                child.table = self._cache.fork(parent.table)
+                self._cache.truncate(child.table, child.num_tokens - 1)
+                self.run(child)
+            else:
+                self.waiting.push(child)
+
+    # ------------------------------------------------------------------ running and not
+
+    @property
+    def _has_place(self) -> bool:
+        return len(self.running) < self._config.max_num_seqs
+
+    def run(self, seq: Sequence) -> None:
+        """Put a sequence that has a table on the running list."""
+        seq.status = SequenceStatus.RUNNING
+        self.running.add(seq)
+
+    def preempt(self, seq: Sequence) -> None:
+        """Take a running sequence's blocks; it waits at its old place."""
+        self._events.emit(RequestPreempted(seq.request_id, seq.num_computed))
+        seq.preemptions += 1
+        self.let_go(seq)
+        self.waiting.push(seq)
+
+    def let_go(self, seq: Sequence) -> None:
+        """Release the blocks of a running sequence and take it off the running list."""
+        assert seq.table is not None
+        self.running.remove(seq)
+        seq.num_scheduled = 0
+        seq.allocation = None
+        self.waiting.break_promises(seq)
+        self._cache.release(seq.table)
+        seq.table = None
+
+    # ------------------------------------------------------------------ ending
+
+    def finish(
+        self,
+        seq: Sequence,
+        reason: str,
+        token_ids: tuple[int, ...] = (),
+        *,
+        stop_reason: int | None = None,
+        error: str | None = None,
+        logprobs: tuple[TokenLogprobs, ...] | None = None,
+        prompt_logprobs: tuple[TokenLogprobs, ...] | None = None,
+    ) -> Update:
+        """End a sequence, free what it holds, and return its last news."""
+        if seq.table is not None:
+            self.let_go(seq)
+        else:
+            self.waiting.remove(seq)
+        seq.status = SequenceStatus.FINISHED
+        del self.sequences[seq.request_id]
+        others = self._by_owner[seq.owner_id]
+        del others[seq.index]
+        if not others:
+            del self._by_owner[seq.owner_id]
+        cached = seq.num_cached_tokens or 0
+        self._events.emit(
+            RequestFinished(
+                seq.request_id, reason, seq.num_prompt_tokens, seq.num_output_tokens, cached
+            )
+        )
+        return Update(
+            seq.owner_id,
+            token_ids,
+            reason,
+            stop_reason,
+            cached,
+            error,
+            seq.index,
+            not others,
+            logprobs,
+            prompt_logprobs,
+        )
+
+    def abort(self, request_id: str, index: int | None = None) -> Update | None:
+        """End a request, or one of its continuations; those in a plan end when it is recorded.
+
+        Returns
+        -------
+        Update or None
+            The last news of what was asked for; ``None`` if they come later, or nothing is there.
+        """
+        update = None
+        for seq in list(self.samples(request_id).values()):
+            if index is not None and seq.index != index:
+                continue
+            if seq.num_scheduled:
+                seq.abort_requested = True
+            else:
+                update = self.finish(seq, "abort")
+        return update if index is not None or (update is not None and update.is_last) else None
+
+    def fail(self, seq: Sequence, error: str) -> list[Update]:
+        """End a sequence with an error, and with it the whole request."""
+        updates = [self.finish(seq, "error", error=error)]
+        if (rest := self.abort(seq.owner_id)) is not None:
+            updates.append(rest)
+        return updates
+
+    # ------------------------------------------------------------------ inside
+
+    def _enter(self, seq: Sequence) -> None:
+        self.sequences[seq.request_id] = seq
+        self._by_owner.setdefault(seq.owner_id, {})[seq.index] = seq
+        self._events.emit(RequestAdded(seq.request_id, seq.num_prompt_tokens))
+
+    def _take_arrival(self) -> int:
+        self._arrivals += 1
+        return self._arrivals
+
+    def _refuse_known(self, request_id: str, num_samples: int) -> None:
+        owner, _, index = request_id.rpartition("#")
+        names = (request_id, *(f"{request_id}#{i}" for i in range(1, num_samples)))
+        # By request too: its first continuation may have ended before the others.
+        taken = request_id in self._by_owner or (owner in self._by_owner and index.isdecimal())
+        if taken or any(name in self.sequences for name in names):
+            raise RequestError(f"request id {request_id!r} is in use", "request_id")
+
+    def check(self, plan_in_flight: bool) -> None:
+        """Raise `IntegrityError` unless queue, running list and cache agree. For tests and idle."""
+        self._cache.check()
+        self.waiting.check(self.running)
+        self.running.check()
+        for seq in self.running:
+            if seq.status is not SequenceStatus.RUNNING or seq.table is None:
+                raise IntegrityError(f"among the running: {seq!r}")
+            if not plan_in_flight and (seq.num_scheduled or seq.allocation):
+                raise IntegrityError(f"scheduled by no plan: {seq!r}")
+        if len(self.running) + len(self.waiting) != len(self.sequences):
+            raise IntegrityError(
+                f"{len(self.running)} running + {len(self.waiting)} waiting"
+                f" != {len(self.sequences)} sequences"
+            )
+        if sum(map(len, self._by_owner.values())) != len(self.sequences):
+            raise IntegrityError(f"{self._by_owner!r} are not the {len(self.sequences)} sequences")
+        if not self.running and self._cache.num_used_blocks:
+            raise IntegrityError(f"{self._cache.num_used_blocks} blocks in use, nobody runs")
