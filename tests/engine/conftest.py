@@ -46,8 +46,8 @@ def smollm2_folder():
     """Return the folder of the default model, pulled if need be; skip where it cannot be had."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from kvist.engine.progress import silent
-    from kvist.engine.weights import resolve
+    from kvist.engine.weights.progress import silent
+    from kvist.engine.weights.source import resolve
     from kvist.errors import DownloadError
 
     try:

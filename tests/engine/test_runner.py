@@ -93,7 +93,10 @@ def test_a_model_that_follows_the_interface_passes(tiny_folder):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (DeafAttention, r"ran 1 times over 1 layers, expected once in each of 2.*without it: \[1\]"),
+        (
+            DeafAttention,
+            r"ran 1 times over 1 layers, expected once in each of 2.*without it: \[1\]",
+        ),
         (TwiceAttention, r"ran 3 times over 2 layers, expected once in each of 2"),
         (SoftcapAttention, "SoftcapAttention asks attention for softcap"),
         (MaskingAttention, "MaskingAttention passes a mask"),

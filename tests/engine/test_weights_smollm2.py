@@ -9,13 +9,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from kvist.engine.fetch import fetch_gguf
-from kvist.engine.loading import load_model
-from kvist.engine.progress import silent
-from kvist.engine.registry import find_packaged
-from kvist.engine.servable import check_servable
 from kvist.engine.tokenizer import Tokenizer
-from kvist.engine.weights import ModelSource, describe, resolve
+from kvist.engine.weights.fetch import fetch_gguf
+from kvist.engine.weights.loading import load_model
+from kvist.engine.weights.progress import silent
+from kvist.engine.weights.registry import find_packaged
+from kvist.engine.weights.servable import check_servable
+from kvist.engine.weights.source import ModelSource, describe, resolve
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -53,9 +53,7 @@ def test_the_prompt_is_no_beginning_of_a_bad_word():
 )
 def test_nothing_ends_the_text_before_min_tokens(ignore_eos, early):
     def asked(outputs: tuple[int, ...]) -> Sequence:
-        return sequence(
-            outputs, eos=(2,), min_tokens=2, stop_token_ids=[4], ignore_eos=ignore_eos
-        )
+        return sequence(outputs, eos=(2,), min_tokens=2, stop_token_ids=[4], ignore_eos=ignore_eos)
 
     assert set(forbidden_ids(asked((1,)))) == early
     assert forbidden_ids(asked((1, 1))) == ()

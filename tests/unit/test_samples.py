@@ -10,13 +10,19 @@ from typing import Any
 
 import pytest
 
-from kvist.engine.null_runner import null_generate
+from kvist.cache import KVCacheManager
+from kvist.config import SchedulerConfig
+from kvist.engine.engine import Engine
+from kvist.engine.null_runner import NullRunner, null_generate
 from kvist.engine.sampling import SamplingParams
+from kvist.engine.scheduler import Scheduler
 from kvist.engine.sequence import EngineRequest
 from kvist.engine.step import Update
 from kvist.errors import RequestError
-from kvist.testing.disturbed import RigConfig
-from kvist.testing.rig import EngineRig
+from kvist.events import EventLog
+from kvist.keys import RootKey
+from kvist.policies.registry import make_policy
+from kvist.testing.disturbed import DisturbedRunner, RigConfig
 
 VOCAB = 61
 
@@ -26,8 +32,28 @@ class Samples:
 
     def __init__(self, **sizes: Any) -> None:
         defaults = {"num_blocks": 64, "block_size": 4, "max_model_len": 60, "max_num_seqs": 8}
-        self.rig = EngineRig(RigConfig(**{**defaults, "max_num_batched_tokens": 32, **sizes}))
-        self.engine = self.rig.engine
+        config = RigConfig(**{**defaults, "max_num_batched_tokens": 32, **sizes})
+        events = EventLog()
+        self.cache = KVCacheManager(
+            config.num_blocks,
+            config.block_size,
+            make_policy("lru"),
+            events,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        scheduler = Scheduler(
+            SchedulerConfig(
+                max_model_len=config.max_model_len,
+                max_num_seqs=config.max_num_seqs,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+            ),
+            self.cache,
+            events,
+            RootKey(bytes(32)),
+        )
+        inner = NullRunner(config.num_blocks, config.block_size, VOCAB, verify=True)
+        self.runner = DisturbedRunner(inner, config)
+        self.engine = Engine(scheduler, self.runner, events)
         self.outputs: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.ends: dict[tuple[str, int], str] = {}
         self.last: list[str] = []
@@ -51,7 +77,7 @@ class Samples:
 
     def step(self) -> None:
         self.take(self.engine.step())
-        self.rig.scheduler.check()
+        self.engine.scheduler.check()
 
     def drain(self) -> None:
         for _ in range(1_000):
@@ -59,7 +85,7 @@ class Samples:
                 break
             self.step()
         assert not self.engine.has_work
-        assert self.rig.cache.num_used_blocks == 0
+        assert self.cache.num_used_blocks == 0
 
 
 def prompt(length: int) -> tuple[int, ...]:
@@ -78,7 +104,7 @@ def test_the_prompt_is_computed_once(length: int, n: int):
     assert set(samples.ends.values()) == {"length"}
     assert samples.last == ["r"]
     # The last prompt token again for each of the others, then five of the six tokens.
-    assert samples.rig.runner.num_computed_tokens == length + (n - 1) + 5 * n
+    assert samples.runner.num_computed_tokens == length + (n - 1) + 5 * n
 
 
 def test_one_token_each_ends_the_first_before_the_others():
@@ -120,8 +146,8 @@ def test_an_abort_ends_all_of_them(steps: int):
     assert update is not None
     assert update.is_last
     assert not samples.engine.has_work
-    assert samples.rig.cache.num_used_blocks == 0
-    samples.rig.scheduler.check()
+    assert samples.cache.num_used_blocks == 0
+    samples.engine.scheduler.check()
 
 
 def test_an_abort_while_the_model_runs_ends_with_that_step():
@@ -129,11 +155,11 @@ def test_an_abort_while_the_model_runs_ends_with_that_step():
     samples.add(prompt(6), 5, max_tokens=15)
     samples.step()
     samples.step()
-    samples.rig.runner.in_flight.append(lambda: samples.engine.abort_request("r"))
+    samples.runner.in_flight.append(lambda: samples.engine.abort_request("r"))
     samples.step()
     assert samples.last == ["r"]
     assert not samples.engine.has_work
-    assert samples.rig.cache.num_used_blocks == 0
+    assert samples.cache.num_used_blocks == 0
 
 
 def test_one_continuation_can_be_ended_alone():
@@ -156,7 +182,7 @@ def test_a_fault_of_one_ends_the_request_and_nobody_else(guilty: str):
     samples.add(prompt(6), 4, max_tokens=9)
     samples.add(prompt(11), 1, max_tokens=9, name="s")
     samples.step()
-    samples.rig.runner.not_finite.add(guilty)
+    samples.runner.not_finite.add(guilty)
     samples.drain()
     assert "error" in samples.ends.values()
     assert sorted(samples.last) == ["r", "s"]
@@ -168,7 +194,7 @@ def test_a_step_that_raises_ends_only_the_request_that_makes_it_raise():
     samples.add(prompt(6), 4, max_tokens=9)
     samples.add(prompt(11), 2, max_tokens=9, name="s")
     samples.step()
-    samples.rig.runner.poison.add("r#1")
+    samples.runner.poison.add("r#1")
     samples.drain()
     assert sorted(samples.last) == ["r", "s"]
     assert samples.ends["r", 1] == "error"

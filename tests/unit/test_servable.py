@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvist.engine.servable import check_servable
+from kvist.engine.weights.servable import check_servable
 from kvist.errors import ModelError
 
 LLAMA = {

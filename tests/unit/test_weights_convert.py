@@ -12,12 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvist.engine import gguf_facts
-from kvist.engine.convert import run_import
-from kvist.engine.gguf_header import GGUFHeader, read_header
-from kvist.engine.gguf_import import import_gguf
-from kvist.engine.progress import silent
 from kvist.engine.tokenizer import Tokenizer
+from kvist.engine.weights import gguf_facts
+from kvist.engine.weights.convert import run_import
+from kvist.engine.weights.gguf_header import GGUFHeader, read_header
+from kvist.engine.weights.gguf_import import import_gguf
+from kvist.engine.weights.progress import silent
 from kvist.errors import ModelError
 
 np = pytest.importorskip("numpy")

@@ -8,8 +8,8 @@ import stat
 
 import pytest
 
-from kvist.engine import digest as subject
-from kvist.engine.digest import SIDECAR, file_sha256, hash_files, weights_digest
+from kvist.engine.weights import digest as subject
+from kvist.engine.weights.digest import SIDECAR, file_sha256, hash_files, weights_digest
 from kvist.errors import ModelError
 
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from kvist.engine.loading import load_model, resolve_dtype
-from kvist.engine.progress import silent
-from kvist.engine.weights import resolve
+from kvist.engine.weights.loading import load_model, resolve_dtype
+from kvist.engine.weights.progress import silent
+from kvist.engine.weights.source import resolve
 from kvist.errors import ConfigError, ModelError
 
 torch = pytest.importorskip("torch")

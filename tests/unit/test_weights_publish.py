@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvist.engine.userdir import cache_dir, locked, make_dir, publish_dir, write_atomically
+from kvist.engine.weights.userdir import cache_dir, locked, make_dir, publish_dir, write_atomically
 from kvist.errors import ConfigError
 
 
@@ -62,7 +62,7 @@ def test_a_killed_build_leaves_nothing_that_is_used(cache):
     target = cache / "models" / "m"
     code = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from kvist.engine.userdir import publish_dir\n"
+        "from kvist.engine.weights.userdir import publish_dir\n"
         "def build(work):\n"
         "    (work / 'out' / 'half').write_text('half')\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -81,7 +81,7 @@ def test_of_two_processes_one_builds_and_both_end_well(cache, tmp_path):
     target, built = cache / "models" / "m", tmp_path / "built"
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from kvist.engine.userdir import publish_dir\n"
+        "from kvist.engine.weights.userdir import publish_dir\n"
         "def build(work):\n"
         "    with open(sys.argv[2], 'a') as file: file.write('x')\n"
         "    time.sleep(1)\n"
@@ -96,7 +96,7 @@ def test_of_two_processes_one_builds_and_both_end_well(cache, tmp_path):
 
 def test_who_waits_is_told_so(cache):
     code = (
-        "from kvist.engine.userdir import locked\n"
+        "from kvist.engine.weights.userdir import locked\n"
         "with locked('k', lambda: print('waiting', flush=True)): print('in', flush=True)\n"
     )
     with locked("k"):

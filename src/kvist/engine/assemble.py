@@ -18,16 +18,16 @@ from kvist.build import open_cache
 from kvist.config import CacheConfig, EngineConfig, SchedulerConfig, format_size
 from kvist.engine.attention import NAME, register
 from kvist.engine.bill import StartupBill
-from kvist.engine.digest import weights_digest
 from kvist.engine.engine import Engine
 from kvist.engine.grammar_compiler import GrammarCompiler
 from kvist.engine.invariant import ARITHMETIC
-from kvist.engine.loading import load_model, resolve_dtype
 from kvist.engine.memory import available_bytes, resident_bytes
 from kvist.engine.runner import ModelRunner
 from kvist.engine.scheduler import PROMPT_LOGPROB_TOKENS, Scheduler
-from kvist.engine.servable import check_servable
-from kvist.engine.weights import ModelSource, resolve
+from kvist.engine.weights.digest import weights_digest
+from kvist.engine.weights.loading import load_model, resolve_dtype
+from kvist.engine.weights.servable import check_servable
+from kvist.engine.weights.source import ModelSource, resolve
 from kvist.errors import ConfigError, ModelError
 from kvist.events import EventLog
 from kvist.formats.base import KVFormat

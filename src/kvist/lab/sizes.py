@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvist.engine.servable import check_servable
+from kvist.engine.weights.servable import check_servable
 from kvist.errors import ModelError
 from kvist.spec import KVSpec
 

@@ -214,7 +214,9 @@ class EngineClient:
         assert self.refusal is None, "look at `refusal` first"
         request.check(self._ready.max_model_len)
         self._say(Add(request))
-        stream = RequestStream(request.request_id, lambda name: self._say(Abort(name)))
+        stream = RequestStream(
+            request.request_id, lambda name, index: self._say(Abort(name, index))
+        )
         self._open[request.request_id] = stream
         self._none_open.clear()
         return stream
@@ -278,7 +280,7 @@ class EngineClient:
                 self._death = "the engine was stopped"
 
     def _deal(self, update: Update) -> None:
-        if update.finish_reason is not None:
+        if update.is_last:
             self._close(update.request_id).push(update)
         else:
             self._open[update.request_id].push(update)

@@ -31,7 +31,7 @@ from rich.console import Console
 from kvist.config import EngineConfig
 from kvist.engine.bill import StartupBill
 from kvist.engine.defaults import generation_defaults
-from kvist.engine.weights import ModelSource, resolve
+from kvist.engine.weights.source import ModelSource, resolve
 from kvist.errors import ConfigError, EngineDeadError
 from kvist.server.bridge import EngineClient
 

@@ -1,7 +1,7 @@
 """Weights into memory, as a transformers model.
 
-Owns the compute dtype and the loading. Where the weights are, `kvist.engine.weights` says; whether
-the engine can run them, `kvist.engine.servable`.
+Owns the compute dtype and the loading. Where the weights are, `kvist.engine.weights.source` says; whether
+the engine can run them, `kvist.engine.weights.servable`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvist.errors import ConfigError, ModelError
 if TYPE_CHECKING:
     import torch
 
-    from kvist.engine.weights import ModelSource
+    from kvist.engine.weights.source import ModelSource
 
 _DTYPES: Mapping[str, str] = MappingProxyType(
     {

@@ -15,8 +15,8 @@ import zipfile
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from kvist.engine.progress import Progress
-from kvist.engine.registry import PackagedModel, Wheel
+from kvist.engine.weights.progress import Progress
+from kvist.engine.weights.registry import PackagedModel, Wheel
 from kvist.errors import DownloadError
 
 _COPY_BYTES = 4 << 20

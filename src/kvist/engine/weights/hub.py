@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvist.engine.progress import Progress
+from kvist.engine.weights.progress import Progress
 from kvist.errors import DownloadError, ModelError
 
 _ASK_TIMEOUT_S = 10.0

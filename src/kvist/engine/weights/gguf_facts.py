@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from kvist.engine.gguf_header import GGUFHeader
+from kvist.engine.weights.gguf_header import GGUFHeader
 from kvist.errors import ModelError
 
 _CONTROL_TYPES = (3, 4)  # llama.cpp's CONTROL and USER_DEFINED

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from kvist.engine.userdir import cache_dir, make_dir, write_atomically
+from kvist.engine.weights.userdir import cache_dir, make_dir, write_atomically
 from kvist.errors import ConfigError, ModelError
 
 SIDECAR = ".kvist-digest.json"

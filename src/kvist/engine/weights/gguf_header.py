@@ -1,7 +1,7 @@
 """A GGUF file's metadata and tensor table, without its tensor data.
 
 Owns the reading of the header. Does not know what the keys mean to a model: that is
-`kvist.engine.gguf_import`.
+`kvist.engine.weights.gguf_import`.
 
 The `gguf` package reads the same, through numpy views element by element: 9 s for a vocabulary of
 49,152 tokens, against a third of a second here. The layout is that of the public specification,

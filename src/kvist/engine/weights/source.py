@@ -1,7 +1,7 @@
 """From what a person calls a model to a folder with its weights.
 
 Owns what a model argument means and the value that says where its weights are. Loads nothing into
-memory (`kvist.engine.loading`) and judges nothing (`kvist.engine.servable`).
+memory (`kvist.engine.weights.loading`) and judges nothing (`kvist.engine.weights.servable`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvist.engine.convert import DOCUMENTS, converted_dir, ensure_converted, read_note
-from kvist.engine.digest import file_sha256, weight_files
-from kvist.engine.fetch import fetch_gguf
-from kvist.engine.hub import fetch_repository
-from kvist.engine.progress import Progress, terminal_progress
-from kvist.engine.registry import PACKAGED_MODELS, PackagedModel, find_packaged
+from kvist.engine.weights.convert import DOCUMENTS, converted_dir, ensure_converted, read_note
+from kvist.engine.weights.digest import file_sha256, weight_files
+from kvist.engine.weights.fetch import fetch_gguf
+from kvist.engine.weights.hub import fetch_repository
+from kvist.engine.weights.progress import Progress, terminal_progress
+from kvist.engine.weights.registry import PACKAGED_MODELS, PackagedModel, find_packaged
 from kvist.errors import ModelError
 from kvist.spec import KVSpec, LayerKind
 
@@ -85,7 +85,7 @@ def resolve(model: str, progress: Progress | None = None) -> ModelSource:
 
     1. an existing path: a Hugging Face directory, or a `.gguf` file. A file or folder in the
        working directory so hides a registry name or hub id of the same name; its notes say so.
-    2. a name of the registry, whatever its case (`kvist.engine.registry`): pulled if not there.
+    2. a name of the registry, whatever its case (`kvist.engine.weights.registry`): pulled if not there.
     3. a hub id `organisation/name`: downloaded by huggingface_hub into its own cache.
 
     Parameters

@@ -1,8 +1,8 @@
 """One GGUF file to a Hugging Face directory in bf16, in this process.
 
 Owns the conversion: transformers' own loader undoes llama.cpp's changes (permuted q and k, norms
-plus one); what it leaves behind comes from `kvist.engine.gguf_facts`; what it may silently do
-wrong is checked here. Knows no cache folder and no process (`kvist.engine.convert`).
+plus one); what it leaves behind comes from `kvist.engine.weights.gguf_facts`; what it may silently do
+wrong is checked here. Knows no cache folder and no process (`kvist.engine.weights.convert`).
 
 Run as a program it speaks JSON lines on stdout: progress, then the result or the error.
 """
@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvist.engine.gguf_facts import end_ids, rope_scaling, sampling_defaults, splits_digits
-from kvist.engine.gguf_header import GGUFHeader, read_header
+from kvist.engine.weights.gguf_facts import end_ids, rope_scaling, sampling_defaults, splits_digits
+from kvist.engine.weights.gguf_header import GGUFHeader, read_header
 from kvist.errors import KvistError, ModelError
 
 Report = Callable[[str], None]

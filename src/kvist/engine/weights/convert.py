@@ -1,7 +1,7 @@
 """A GGUF file's converted form in the user cache: found, or made once.
 
 Owns its key (content of the file and `CONVERTER_VERSION`), its making in a process of its own, and
-the note kept beside it. What the conversion does stands in `kvist.engine.gguf_import`.
+the note kept beside it. What the conversion does stands in `kvist.engine.weights.gguf_import`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvist.engine.progress import Progress
-from kvist.engine.userdir import cache_dir, publish_dir
+from kvist.engine.weights.progress import Progress
+from kvist.engine.weights.userdir import cache_dir, publish_dir
 from kvist.errors import ModelError
 
 CONVERTER_VERSION = 1
@@ -108,7 +108,7 @@ def run_import(gguf: Path, out: Path, progress: Progress) -> list[str]:
     package_root = str(Path(__file__).resolve().parents[2])
     paths = [package_root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, "-P", "-m", "kvist.engine.gguf_import", str(gguf), str(out)]
+    command = [sys.executable, "-P", "-m", "kvist.engine.weights.gguf_import", str(gguf), str(out)]
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as noise,
         subprocess.Popen(

@@ -1,0 +1,1 @@
+"""Where weights come from: names to folders, downloads, conversions, digests, loading."""
