@@ -138,7 +138,7 @@ class KVCacheManager:
         return PrefixMatch(tuple(found), len(found) * self.block_size)
 
     def blocks_taken(self, num_tokens: int, match: PrefixMatch = NO_MATCH) -> int:
-        """How far `num_available_blocks` would fall if a new table took `match` and grew to `num_tokens`."""
+        """Blocks that a new table takes from those available, with `match`, up to `num_tokens`."""
         fresh = self.blocks_for(num_tokens) - len(match.block_ids)
         return fresh + self._pool.num_unused(match.block_ids)
 
@@ -328,7 +328,7 @@ class KVCacheManager:
         )
 
     def check(self) -> None:
-        """Raise `IntegrityError` unless books and tables agree. O(blocks): tests and idle moments."""
+        """Raise `IntegrityError` unless books and tables agree. O(blocks): for tests, and idle."""
         references: Counter[int] = Counter()
         for table in self._tables:
             references.update(table.ids)

@@ -24,7 +24,7 @@ _SIZE = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([KMGT]?)(i?)(B?)\s*$", re.IGNORECA
 
 
 def parse_size(text: str | int, option: str = "size") -> int:
-    """Read a size in bytes: ``8GiB``, ``8G`` (both 2**30), ``8GB`` (10**9), ``512MiB``, ``1048576``.
+    """Read a size in bytes: ``8GiB`` or ``8G`` (2**30), ``8GB`` (10**9), ``512MiB``, ``1048576``.
 
     Raises
     ------
@@ -124,7 +124,7 @@ class EngineConfig:
     max_logprobs : int
         Log probabilities a position that a request may ask for.
     poison_fresh_blocks : bool
-        Fill newly handed out blocks with NaN, so that a read of a slot nobody wrote shows. For tests.
+        Fill newly handed out blocks with NaN, so that reading a slot nobody wrote shows. For tests.
     """
 
     model: str = "smollm2-135m-instruct"

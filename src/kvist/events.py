@@ -125,7 +125,7 @@ class EventLog:
 
     Notes
     -----
-    `emit` is O(number of listeners). `counts` holds how often each kind was emitted since the start.
+    `emit` is O(number of listeners). `counts` says how often each kind was emitted so far.
     """
 
     __slots__ = ("_listeners", "_recent", "counts", "num_dropped")

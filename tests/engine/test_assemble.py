@@ -31,7 +31,7 @@ def open_llm(folder, **options) -> LLM:
 
 
 def test_a_context_that_the_pool_can_never_hold(folder):
-    """1,024 tokens need 64 blocks of 16, the pool has 10: the message says both, and the way out."""
+    """1,024 tokens need 64 blocks of 16, the pool has 10: the message says both, and what to do."""
     assert KVSpec.from_path(folder).token_bytes(4) * 16 == BLOCK_BYTES
     with pytest.raises(ConfigError) as caught:
         open_llm(folder, max_model_len=1_024, kv_cache_memory_bytes=10 * BLOCK_BYTES + 5)
@@ -60,7 +60,7 @@ def test_a_pool_that_just_holds_the_longest_request_serves_it(folder):
 
 def test_a_request_longer_than_the_context_is_refused_alone(folder):
     llm = open_llm(folder, max_model_len=64, kv_cache_memory_bytes=4 * BLOCK_BYTES)
-    with pytest.raises(RequestError, match="the prompt has 64 tokens.*at most 63"):
+    with pytest.raises(RequestError, match=r"the prompt has 64 tokens.*at most 63"):
         llm.generate([[1] * 3, [1] * 64], greedy(4), use_tqdm=False)
     assert not llm.engine.has_work
     (output,) = llm.generate([[1] * 63], greedy(4), use_tqdm=False)
@@ -117,7 +117,7 @@ def altered(folder, tmp_path, **fields):
 
 def test_a_window_is_refused_unless_it_never_cuts(tiny_folder, tmp_path):
     copy = altered(tiny_folder("mistral"), tmp_path, sliding_window=64)
-    with pytest.raises(ModelError, match="window of 64 tokens.*--max-model-len 64"):
+    with pytest.raises(ModelError, match=r"window of 64 tokens.*--max-model-len 64"):
         open_llm(copy, max_model_len=65)
     llm = open_llm(copy, max_model_len=64)
     (output,) = llm.generate([[7] * 20], greedy(10), use_tqdm=False)
@@ -153,7 +153,7 @@ def test_what_changes_the_bytes_changes_the_root(tiny_folder, tmp_path):
     def first_key(folder, **options):
         llm = open_llm(folder, max_model_len=64, **options)
         seen = []
-        llm.engine.events.subscribe(lambda event: seen.append(event))
+        llm.engine.events.subscribe(seen.append)
         llm.generate([list(range(40))], greedy(1), use_tqdm=False)
         return next(e.key for e in seen if type(e).__name__ == "BlockStored")
 

@@ -195,7 +195,7 @@ def test_poison_is_for_the_blocks_named(tiny_folder):
 
 
 def test_a_pool_larger_than_address_space_is_refused(tiny_folder):
-    with pytest.raises(CapacityError, match="does not fit on cpu.*--kv-cache-memory-bytes"):
+    with pytest.raises(CapacityError, match=r"does not fit on cpu.*--kv-cache-memory-bytes"):
         pool_of(tiny_folder("llama"), 1 << 50)
 
 

@@ -1,14 +1,15 @@
 """The sampler draws what its definition says, and nothing about the batch changes a draw.
 
 Distributions are judged by chi-square against a plain definition that sorts everything, over fixed
-seeds, so a run is the same everywhere; wrong samplers must fail the same judgement. Guards against a
-biased uniform, a nucleus one token too small or too large, top-k after top-p, a temperature that is
-not applied, ties that depend on who else is sampled, and one bad row taking others with it.
+seeds, so a run is the same everywhere; wrong samplers must fail the same judgement. Guards against
+a biased uniform, a nucleus one token too small or too large, top-k after top-p, a temperature that
+is not applied, ties that depend on who else is sampled, and one bad row taking others with it.
 """
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -231,7 +232,7 @@ def test_neighbouring_seeds_and_positions_are_unrelated():
     mean = sum(values) / len(values)
     # Four standard errors.
     assert abs(mean - 0.5) < 4 / math.sqrt(12 * len(values))
-    steps = zip(values, values[1:], strict=False)
+    steps = pairwise(values)
     covariance = sum((a - 0.5) * (b - 0.5) for a, b in steps) / len(values)
     assert abs(covariance) < 4 / 12 / math.sqrt(len(values))
 

@@ -23,7 +23,7 @@ from kvist.kernels.dispatch import KernelSet
 from kvist.spec import BlockLayout
 
 NAME = "kvist"
-"""Of the attention function. Must not contain the names of built-in ones: checks are by substring."""
+"""Of the attention function. Contains no name of a built-in one: those are found by substring."""
 
 HARMLESS = frozenset(
     {

@@ -69,14 +69,18 @@ class StartupBill:
             (
                 "KV pool",
                 format_size(self.kv_pool_bytes),
-                f"{self.num_blocks:,} blocks of {self.block_size} = {self.pool_tokens:,} tokens"
-                f" of {format_size(self.kv_token_bytes)} ({self.kv_format})",
+                (
+                    f"{self.num_blocks:,} blocks of {self.block_size} = {self.pool_tokens:,} tokens"
+                    f" of {format_size(self.kv_token_bytes)} ({self.kv_format})"
+                ),
             ),
             (
                 "",
                 "",
-                f"holds {self.max_concurrency:.1f} requests of max_model_len="
-                f"{self.max_model_len:,}; {self.kv_allocation}, prefix caching {prefix}",
+                (
+                    f"holds {self.max_concurrency:.1f} requests of max_model_len="
+                    f"{self.max_model_len:,}; {self.kv_allocation}, prefix caching {prefix}"
+                ),
             ),
             ("workspace", format_size(self.workspace_bytes), "largest step, measured"),
             ("process", format_size(self.process_bytes), "interpreter and libraries"),

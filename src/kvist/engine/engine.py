@@ -134,7 +134,7 @@ class Engine:
             return self.scheduler.rollback(plan)
         try:
             result = self.runner.run(plan)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, only its request may fail
             return self._isolate(plan, error)
         return self.scheduler.commit(plan, result)
 

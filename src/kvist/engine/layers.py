@@ -1,7 +1,7 @@
 """Finding the stack of decoder layers inside a transformers model.
 
-Recognised by structure, not by name: the one `ModuleList` that has as many children as the model has
-layers. Knows nothing of what a layer does.
+Recognised by structure, not by name: the one `ModuleList` that has as many children as the model
+has layers. Knows nothing of what a layer does.
 """
 
 from __future__ import annotations

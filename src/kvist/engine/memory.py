@@ -6,6 +6,7 @@ Owns the reading of /proc, cgroup files and CUDA counters. Knows nothing of mode
 from __future__ import annotations
 
 import resource
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -47,7 +48,7 @@ def _meminfo(field: str) -> int:
 
 
 def _cgroup_left(limit: Path, used: Path, stat: Path) -> int | None:
-    """Room under a cgroup limit. Page cache counts as used there but gives way, so it is added back."""
+    """Room under a cgroup limit. Page cache counts as used but gives way: it is added back."""
     try:
         most = limit.read_text().strip()
         if most == "max" or int(most) >= 1 << 60:
@@ -95,10 +96,8 @@ class PeakMeter:
             torch.cuda.reset_peak_memory_stats(self._device)
             self._before = torch.cuda.memory_allocated(self._device)
             return self
-        try:
+        with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
-        except OSError:
-            pass
         self._before = resident_bytes()
         return self
 

@@ -1,10 +1,10 @@
 """A runner without a model: the whole control plane in seconds, and in virtual time.
 
-Its "model" is a hash: the state after a token mixes the state before it with the token, and the next
-token is a function of the state. The state of every token is kept *in the slot the block table
-gives it*, in a paged memory of plain integers, and is read back from there. So the output depends on
-every block of the context being the right one, exactly as with a real model: a wrong table, a block
-reused too early, a missed copy-on-write or a false hit changes the tokens.
+Its "model" is a hash: the state after a token mixes the state before it with the token, and the
+next token is a function of the state. The state of every token is kept *in the slot the block table
+gives it*, in a paged memory of plain integers, and is read back from there. So the output depends
+on every block of the context being the right one, exactly as with a real model: a wrong table, a
+block reused too early, a missed copy-on-write or a false hit changes the tokens.
 """
 
 from __future__ import annotations

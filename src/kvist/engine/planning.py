@@ -26,7 +26,8 @@ def plan_step(
     copies: list[BlockCopy] = []
     fresh: list[int] = []
     for seq in sorted(sequences, key=lambda s: s.num_scheduled > 1):
-        assert seq.table is not None and seq.allocation is not None
+        assert seq.table is not None
+        assert seq.allocation is not None
         start, end = seq.num_computed, seq.num_computed + seq.num_scheduled
         scheduled.append(
             Scheduled(

@@ -1,7 +1,7 @@
 """Do: one forward pass of a transformers model over our paged memory.
 
-Owns the model and the pool it writes to. Never touches the books: it takes a frozen plan and returns
-a frozen result. Knows no requests beyond their ids, and no text.
+Owns the model and the pool it writes to. Never touches the books: it takes a frozen plan and
+returns a frozen result. Knows no requests beyond their ids, and no text.
 
 Threads: one thread makes every call, since all torch work stays on it.
 """
@@ -88,7 +88,7 @@ class ModelRunner:
         self._pool = pool
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Compute a plan: copies first, then one forward pass, then one token for each that is due."""
+        """Compute a plan: copies first, one forward pass, then a token for each that is due."""
         pool = self._pool
         if pool is None:
             raise IntegrityError("a plan came before the pool")
@@ -245,7 +245,7 @@ def _prompt_logprobs(
 
 
 def _plan(runs: list[tuple[int, int]], block_size: int, num_blocks: int) -> StepPlan:
-    """Make a plan of (new tokens, context) runs whose contexts share the same `num_blocks` blocks."""
+    """Make a plan of (new tokens, context) runs whose contexts share the same few blocks."""
     scheduled = []
     for index, (length, context) in enumerate(runs):
         blocks = -(-context // block_size)

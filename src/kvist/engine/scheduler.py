@@ -296,7 +296,8 @@ class Scheduler:
         self._take_flight(plan)
         for item in plan.scheduled:
             seq = self._sequences[item.request_id]
-            assert seq.table is not None and seq.allocation is not None
+            assert seq.table is not None
+            assert seq.allocation is not None
             self.cache.cancel(seq.table, seq.allocation)
             seq.num_scheduled = 0
             seq.allocation = None

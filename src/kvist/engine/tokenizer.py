@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvist.engine.detokenizer import IncrementalDetokenizer, TokenBytes
+from kvist.engine.detokenizer import DecoderKind, IncrementalDetokenizer, TokenBytes
 from kvist.errors import ModelError, RequestError
 
 
@@ -67,6 +67,14 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """Whether the model came with a chat template; a base model does not."""
         return bool(self._inner.chat_template)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The model's own chat template, in Jinja; of several, the one for tools or the default."""
+        own = self._inner.chat_template
+        if isinstance(own, dict):
+            own = own.get("tool_use") or own.get("default")
+        return own or None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`; with BOS and the like if the model wants them and it is asked for.
@@ -160,6 +168,15 @@ class Tokenizer:
         """Text of ids. Ids out of the vocabulary are left out."""
         skip = self._tokens.special_ids if skip_special_tokens else frozenset[int]()
         return self._tokens.decode([index for index in token_ids if index not in skip])
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes that a token stands for, by itself; of an id that does not exist, none."""
+        if self._tokens.kind is DecoderKind.BYTE_LEVEL:
+            return self._tokens.bytes_of(token_id)
+        token = self._tokens.token(token_id)
+        if token is not None and self._tokens.is_byte(token_id):
+            return bytes.fromhex(token[3:5])
+        return self._tokens.decode([token_id]).encode()
 
     def stream(self, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
         """A detokenizer for one sequence; see there."""

@@ -9,8 +9,8 @@ One engine, one budget, one list of requests; three ways to allocate:
 
 They differ in the size asked of the cache in one call of the scheduler, and nowhere else.
 Utilization and concurrency come from the NullRunner and are exact; tokens/s from a real model.
-The comparison is that of the PagedAttention paper (Kwon et al., 2023); ours runs the baseline in the
-same engine, so that nothing but allocation differs.
+The comparison is that of the PagedAttention paper (Kwon et al., 2023); ours runs the baseline in
+the same engine, so that nothing but allocation differs.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class PagingResult:
     Attributes
     ----------
     utilization : float
-        Filled / allocated slots of running sequences, averaged over steps. Shared blocks count once.
+        Filled / allocated slots of running sequences, averaged over steps; shared blocks once.
     concurrency : float
         Running sequences.
     preemptions : int

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 class LRUPolicy:
     """Evict the block whose last use lies furthest back.
 
-    A sequence releases its blocks tail first, and using a block means using all its ancestors, so a
-    parent's last use is never before its child's: plain recency order *is* leaf-first order, without
-    a tree (the trick is vLLM's). Ours differs in that blocks that can never be found again do not
-    enter the order at all; they go straight back to the free list.
+    A sequence releases its blocks tail first, and using a block means using all its ancestors, so
+    a parent's last use is never before its child's: plain recency order *is* leaf-first order,
+    without a tree (the trick is vLLM's). Ours differs in that blocks that can never be found again
+    do not enter the order at all; they go straight back to the free list.
     """
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import PlainValidator, model_validator
 
 from kvist.errors import RequestError
-from kvist.server.chat_schema import ChatFields
+from kvist.server.chat_schema import ChatFields, Message
 from kvist.server.fields import Body, CommonFields, Int64
 
 MAX_PROMPTS = 256
@@ -87,25 +87,19 @@ class CompletionRequest(CommonFields):
         return own
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(ChatFields):
     """Body of ``POST /tokenize``: a text, or a conversation."""
 
     prompt: str | None = None
-    add_special_tokens: bool = True
+    messages: list[Message] = []
+    add_special_tokens: bool | None = None
     return_token_strs: bool = False
 
-    @model_validator(mode="before")
-    @classmethod
-    def _one_of_two(cls, body: object) -> object:
-        if isinstance(body, dict) and ("prompt" in body) == ("messages" in body):
+    @model_validator(mode="after")
+    def _one_of_two(self) -> TokenizeRequest:
+        if (self.prompt is None) == (not self.messages):
             raise ValueError("send prompt or messages, one of them")
-        return body
-
-
-class TokenizeChatRequest(TokenizeRequest, ChatFields):
-    """Body of ``POST /tokenize`` with messages."""
-
-    add_special_tokens: bool = False
+        return self
 
 
 class DetokenizeRequest(Body):

@@ -74,9 +74,7 @@ def as_api_error(error: Exception) -> ApiError:
         case ApiError():
             return error
         case RequestError():
-            # The engine speaks of a prompt; the client sent messages.
-            param = "messages" if error.param == "prompt" else error.param
-            return ApiError(400, str(error), param=param)
+            return ApiError(400, str(error), param=error.param)
         case EngineDeadError():
             return unavailable(str(error), "engine_dead")
         case _:
@@ -90,6 +88,8 @@ def from_validation(problems: Sequence[Mapping[str, Any]]) -> ApiError:
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", first["msg"])
         return ApiError(400, f"the body is not JSON: {reason}, at byte {place[0] if place else 0}")
+    if not place and first["type"] == "value_error":
+        return ApiError(400, str(first["msg"]).removeprefix("Value error, "))
     if not place:
         return ApiError(
             400, "the body is no JSON object; send one, with Content-Type: application/json"

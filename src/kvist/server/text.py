@@ -1,19 +1,25 @@
-"""The text side of requests: the tokenizer in the server's process, and one answer as it grows.
+"""The tokenizer in the server's process, and the thread on which it reads prompts.
 
-Owns what lies between ids and text here. The engine's process knows ids only, so neither a long
-prompt nor a long answer's text ever holds up a step.
+The engine's process knows ids only, so neither a long prompt nor a long answer's text ever holds up
+a step; and a long prompt is read beside the event loop, so it holds up no stream.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
-from kvist.engine.step import Update
 from kvist.engine.tokenizer import Tokenizer
+from kvist.server.failures import unavailable
+
+MAX_WAITING_PROMPTS = 1024
+T = TypeVar("T")
 
 _QUIET = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 
@@ -53,43 +59,36 @@ def _torch_hidden() -> Iterator[None]:
             os.environ[_QUIET] = told
 
 
-class Answer:
-    """One continuation as it grows: updates in, new text out.
+class TextThread:
+    """The thread on which prompts become ids, one at a time; who finds too many there is sent away.
 
-    Attributes
+    Parameters
     ----------
-    num_tokens : int
-        Generated so far, the one that ended the text included.
-    num_cached_tokens : int
-        Of the prompt, those whose K and V were there.
-    finish_reason : str or None
-    error : str or None
-        Why, when the reason is ``"error"``.
-
-    Notes
-    -----
-    A token that stops the text is no part of it, as in vLLM.
+    most : int
+        Prompts that wait or are at work. Each is held in memory.
     """
 
-    __slots__ = ("_detokenizer", "error", "finish_reason", "num_cached_tokens", "num_tokens")
+    def __init__(self, most: int = MAX_WAITING_PROMPTS) -> None:
+        self._most = most
+        self._count = 0
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._detokenizer = tokenizer.stream()
-        self.num_tokens = 0
-        self.num_cached_tokens = 0
-        self.finish_reason: str | None = None
-        self.error: str | None = None
+    async def run(self, work: Callable[[], T]) -> T:
+        """Do `work` there and return what it returns.
 
-    def take(self, update: Update) -> str:
-        """Add news; return the text that they make certain, possibly none."""
-        token_ids = update.token_ids
-        self.num_tokens += len(token_ids)
-        self.num_cached_tokens = update.num_cached_tokens
-        self.finish_reason = update.finish_reason
-        self.error = update.error
-        if update.stop_reason is not None:
-            token_ids = token_ids[:-1]
-        text = "".join(map(self._detokenizer.push, token_ids))
-        if update.finish_reason is not None:
-            text += self._detokenizer.flush()
-        return text
+        Raises
+        ------
+        ApiError
+            503, if there is too much to do already.
+        """
+        if self._count >= self._most:
+            raise unavailable(
+                f"{self._count} prompts wait to be tokenized, as many as the server takes",
+                "overloaded",
+            )
+        self._count += 1
+        try:
+            # Whoever is cancelled while still waiting never gets there.
+            return await asyncio.wrap_future(self._pool.submit(work))
+        finally:
+            self._count -= 1

