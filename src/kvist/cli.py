@@ -1,18 +1,17 @@
 """The door: one command = parse, call, print.
 
-Owns flags and what a person reads on a terminal; nothing is computed here. Modules that cost time to
-import are imported by the command that needs them, so that ``kvist --help`` is instant.
+Owns commands and what a person reads on a terminal; nothing is computed here. Modules that cost
+time to import are imported by the command that needs them, so that ``kvist --help`` is instant.
 
 Exit codes: 0 fine, 1 failed or found something, 2 misuse.
 """
 
 from __future__ import annotations
 
-import inspect
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,8 +21,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from kvist import __version__
-from kvist.config import EngineConfig, format_size
+from kvist.config import EngineConfig, ServerConfig, format_size
 from kvist.errors import ConfigError, KvistError
+from kvist.flags import with_engine_options, with_server_options
 
 if TYPE_CHECKING:
     from kvist.engine.llm import LLM
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="kvist",
-    help="KV-cache memory for LLM inference: how big is it, where does it live, is it being reused?",
+    help="KV-cache memory for LLM inference: how big is it, where does it live, is it being"
+    " reused?",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -43,52 +44,6 @@ err = Console(stderr=True)
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 _MODEL_HELP = "Registry name, local directory, .gguf file, or hub id."
-_ENGINE_HELP = {
-    "dtype": "Compute dtype: auto, bfloat16, float16, float32.",
-    "device": "auto, cpu, cuda, cuda:1 …",
-    "max_model_len": "Prompt and output at most, in tokens. Default: the model's context length.",
-    "max_num_seqs": "Sequences that run side by side at most. Default: 64.",
-    "max_num_batched_tokens": "Tokens in one step at most; longer prompts are chunked. Default: 2048.",
-    "block_size": "Tokens a KV block. Default: 16.",
-    "kv_cache_dtype": "KV format; auto is the compute dtype.",
-    "kv_cache_memory_bytes": "Size of the KV pool, such as 4GiB. Default: what memory allows.",
-    "gpu_memory_utilization": "Share of a GPU that the process may use. Default: 0.9.",
-    "enable_prefix_caching": "Share the KV of equal prefixes. Default: on.",
-    "scheduling_policy": "fcfs or priority.",
-    "kv_allocation": "paged, or reserve: room for max_model_len up front (the baseline).",
-    "eviction_policy": "Which cached blocks leave first: lru.",
-    "seed": "Base of the seeds of requests that bring none.",
-    "kernels": "Backend to prefer: auto, cpp, torch, reference.",
-    "batch_invariant": "Bitwise the same results in any batch; several times slower. Default: off.",
-    "max_logprobs": "Log probabilities a position that a request may ask for. Default: 20.",
-}
-_FLAG_TYPES = {"int": int, "float": float, "bool": bool}
-
-
-def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command a flag for every engine option; they arrive as one mapping, `engine_args`."""
-    own = inspect.signature(command, eval_str=True)
-    fields = EngineConfig.__dataclass_fields__
-    parameters = [p for p in own.parameters.values() if p.name != "engine_args"]
-    for name, text in _ENGINE_HELP.items():
-        kind = str(fields[name].type).split(" | ")[0]
-        flag_type = str if name == "kv_cache_memory_bytes" else _FLAG_TYPES.get(kind, str)
-        option = typer.Option(help=text, show_default=False, rich_help_panel="Engine")
-        annotation: Any = Annotated[flag_type | None, option]
-        parameters.append(
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
-            )
-        )
-
-    def wrapped(**given: Any) -> None:
-        engine_args = {name: given.pop(name) for name in _ENGINE_HELP}
-        command(engine_args=engine_args, **given)
-
-    wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
-    wrapped.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
-    return wrapped
 
 
 @contextmanager
@@ -370,33 +325,27 @@ def _open_for(model: str, num_blocks: int, block_size: int) -> LLM:
 
 
 @app.command()
+@with_server_options
 @with_engine_options
 def serve(
     model: Annotated[str, typer.Argument(help=_MODEL_HELP)] = DEFAULT_MODEL,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8000,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="KVIST_API_KEY", help="Ask clients for this bearer token.")
-    ] = None,
     served_model_name: Annotated[
         str | None, typer.Option(help="Name of the model in the API.")
     ] = None,
-    shutdown_timeout: Annotated[
-        float, typer.Option(help="Seconds that running requests get to finish on SIGTERM.")
-    ] = 30.0,
     config: Annotated[
-        Path | None, typer.Option(help="TOML file with engine options; flags win over it.")
+        Path | None, typer.Option(help="TOML file with options; flags win over it.")
     ] = None,
     *,
     engine_args: dict[str, Any],
+    server_args: dict[str, Any],
 ) -> None:
     """Serve an OpenAI-compatible API. Ctrl-C or SIGTERM lets running requests finish first."""
     from kvist.server.serve import serve as run_server
 
     with _plain_errors():
         options = {"model": model, "served_model_name": served_model_name, **engine_args}
-        resolved = EngineConfig.resolve(options, config_file=config)
         code = run_server(
-            resolved, host=host, port=port, api_key=api_key, shutdown_timeout_s=shutdown_timeout
+            EngineConfig.resolve(options, config_file=config),
+            ServerConfig.resolve(server_args, config_file=config),
         )
     raise typer.Exit(code)

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from kvist.errors import ConfigError
 
@@ -51,6 +52,16 @@ def format_size(nbytes: float) -> str:
     return f"{nbytes:.0f} B"
 
 
+PRESETS: Mapping[str, Mapping[str, int]] = MappingProxyType(
+    {
+        "latency": MappingProxyType({"max_num_seqs": 16, "max_num_batched_tokens": 512}),
+        "throughput": MappingProxyType({"max_num_seqs": 256, "max_num_batched_tokens": 8192}),
+    }
+)
+"""What ``--preset`` sets where nothing else does. Small chunks keep the gaps between the tokens of
+those that decode short; large ones read prompts with fewer passes over the weights."""
+
+
 class KVAllocation(StrEnum):
     """How much room a sequence takes when it starts to run."""
 
@@ -80,6 +91,9 @@ class SchedulerConfig:
     scheduling_policy: str = "fcfs"
     kv_allocation: KVAllocation = KVAllocation.PAGED
     max_logprobs: int = 20
+    watermark: float = 0.05
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +131,21 @@ class EngineConfig:
     served_model_name : str or None
         Name of the model in the API; the model argument when ``None``.
     kernels : str
-        ``auto``, or a backend to prefer: ``cpp``, ``torch``, ``reference``.
+        ``auto``, or a backend to prefer: ``cpp``, ``torch``, ``sdpa`` (the bits of transformers, for a
+        prompt that runs alone), ``reference``.
     batch_invariant : bool
         Bitwise the same results whatever else is in the batch and however prompts are cut, in any
         dtype. Several times slower.
     max_logprobs : int
         Log probabilities a position that a request may ask for.
+    watermark : float
+        Share of the pool that stays free when a waiting sequence is let in beside others.
+    max_num_queued_reqs, max_num_queued_tokens : int or None
+        Requests that wait, and their tokens, at most; further ones are told to come back later.
+    request_timeout : float or None
+        Seconds from a request's arrival to its last token; a request may ask for less.
+    preset : {"latency", "throughput"} or None
+        See `PRESETS`.
     poison_fresh_blocks : bool
         Fill newly handed out blocks with NaN, so that reading a slot nobody wrote shows. For tests.
     """
@@ -146,13 +169,16 @@ class EngineConfig:
     kernels: str = "auto"
     batch_invariant: bool = False
     max_logprobs: int = 20
+    watermark: float = 0.05
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
+    request_timeout: float | None = None
+    preset: str | None = None
     poison_fresh_blocks: bool = False
 
     def __post_init__(self) -> None:
         def require(ok: bool, option: str, allowed: str) -> None:
-            if not ok:
-                flag = "--" + option.replace("_", "-")
-                raise ConfigError(f"{flag}={getattr(self, option)!r} must be {allowed}")
+            _require(self, ok, option, allowed)
 
         require(
             self.max_model_len is None or self.max_model_len >= 2, "max_model_len", "at least 2"
@@ -165,6 +191,12 @@ class EngineConfig:
         )
         require(self.max_logprobs >= 0, "max_logprobs", "at least 0")
         require(1 <= self.block_size <= 256, "block_size", "from 1 to 256")
+        require(0 <= self.watermark < 1, "watermark", "at least 0, below 1")
+        for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
+            require(getattr(self, name) is None or getattr(self, name) >= 1, name, "at least 1")
+        timeout = self.request_timeout
+        require(timeout is None or timeout > 0, "request_timeout", "above 0")
+        require(self.preset is None or self.preset in PRESETS, "preset", " or ".join(PRESETS))
         memory = self.kv_cache_memory_bytes
         require(memory is None or memory > 0, "kv_cache_memory_bytes", "above 0")
         require(
@@ -174,9 +206,9 @@ class EngineConfig:
             self.scheduling_policy in ("fcfs", "priority"), "scheduling_policy", "fcfs or priority"
         )
         require(
-            self.kernels in ("auto", "cpp", "torch", "reference"),
+            self.kernels in ("auto", "cpp", "torch", "sdpa", "reference"),
             "kernels",
-            "auto, cpp, torch or reference",
+            "auto, cpp, torch, sdpa or reference",
         )
 
     @classmethod
@@ -194,19 +226,128 @@ class EngineConfig:
         ConfigError
             For an unknown option, an unreadable file, or a value that cannot be used.
         """
-        merged: dict[str, Any] = {}
-        if config_file is not None:
-            merged.update(_read_toml(config_file))
-        for field in fields(cls):
-            value = environ.get("KVIST_" + field.name.upper())
-            if value is not None:
-                merged[field.name] = value
-        merged.update({k: v for k, v in options.items() if v is not None})
-        known = {field.name: field.type for field in fields(cls)}
-        for name in merged:
-            if name not in known:
-                raise ConfigError(f"unknown option {name!r}; known: {', '.join(sorted(known))}")
-        return cls(**{name: _coerce(name, value, known[name]) for name, value in merged.items()})
+        return _resolve(cls, options, config_file, environ)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Options of the HTTP server as people give them. Names are vLLM's where they mean the same.
+
+    Parameters
+    ----------
+    host : str
+    port : int
+        0 lets the system choose; the address is printed.
+    api_key : str or None
+        Clients must send it as a bearer token.
+    shutdown_timeout : float
+        Seconds that open requests get to finish after the first signal.
+    context_overflow : {"error", "truncate", "drop-oldest-turns"}
+        What happens with a prompt that does not fit: a refusal, or its oldest tokens, or the oldest
+        turns of a conversation are left out, and the answer says so.
+    chat_template : str or None
+        File with a Jinja template, instead of the model's own.
+    tool_call_parser : {"auto", "hermes", "llama3_json", "mistral"}
+        The form in which the model writes tool calls; ``auto`` goes by the chat template.
+    enable_auto_tool_choice : bool
+        Taken for vLLM's sake: a request with tools says it all.
+    max_body_bytes : int
+        Of one request.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None
+    shutdown_timeout: float = 30.0
+    context_overflow: str = "error"
+    chat_template: str | None = None
+    tool_call_parser: str = "auto"
+    enable_auto_tool_choice: bool = True
+    max_body_bytes: int = 16 << 20
+
+    def __post_init__(self) -> None:
+        _require(self, 0 <= self.port <= 65_535, "port", "from 0 to 65535")
+        _require(self, self.shutdown_timeout >= 0, "shutdown_timeout", "at least 0")
+        _require(self, self.api_key != "", "api_key", "a key that is not empty, or none")
+        _require(
+            self,
+            self.context_overflow in ("error", "truncate", "drop-oldest-turns"),
+            "context_overflow",
+            "error, truncate or drop-oldest-turns",
+        )
+        _require(
+            self,
+            self.tool_call_parser in ("auto", "hermes", "llama3_json", "mistral"),
+            "tool_call_parser",
+            "auto, hermes, llama3_json or mistral",
+        )
+        _require(self, self.max_body_bytes >= 1 << 10, "max_body_bytes", "at least 1KiB")
+
+    def read_chat_template(self) -> str | None:
+        """Return the text of the chat template's file, if one is named.
+
+        Raises
+        ------
+        ConfigError
+            If it cannot be read.
+        """
+        if self.chat_template is None:
+            return None
+        try:
+            return Path(self.chat_template).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(
+                f"--chat-template={self.chat_template}: {reason}; name a file with a Jinja template"
+            ) from error
+
+    @classmethod
+    def resolve(
+        cls,
+        options: Mapping[str, Any],
+        *,
+        config_file: Path | None = None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> ServerConfig:
+        """Merge the sources, as `EngineConfig.resolve` does. Both read the same file."""
+        return _resolve(cls, options, config_file, environ)
+
+
+_Config = TypeVar("_Config", EngineConfig, ServerConfig)
+
+
+def _resolve(
+    cls: type[_Config],
+    options: Mapping[str, Any],
+    config_file: Path | None,
+    environ: Mapping[str, str],
+) -> _Config:
+    known = {field.name: field.type for field in fields(cls)}
+    other = EngineConfig if cls is ServerConfig else ServerConfig
+    merged: dict[str, Any] = {}
+    if config_file is not None:
+        merged.update(_read_toml(config_file))
+        # They share the file; what neither knows is refused by both.
+        for field in fields(other):
+            merged.pop(field.name, None)
+    for name in known:
+        value = environ.get("KVIST_" + name.upper())
+        # Kubernetes sets KVIST_PORT=tcp://… beside a service of that name.
+        if value is not None and name not in ("host", "port"):
+            merged[name] = value
+    merged.update({k: v for k, v in options.items() if v is not None})
+    # What a preset sets gives way to everything that somebody asked for.
+    merged = {**PRESETS.get(str(merged.get("preset")), {}), **merged}
+    for name in merged:
+        if name not in known:
+            raise ConfigError(f"unknown option {name!r}; known: {', '.join(sorted(known))}")
+    return cls(**{name: _coerce(name, value, known[name]) for name, value in merged.items()})
+
+
+def _require(config: object, ok: bool, option: str, allowed: str) -> None:
+    if not ok:
+        flag = "--" + option.replace("_", "-")
+        raise ConfigError(f"{flag}={getattr(config, option)!r} must be {allowed}")
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -226,7 +367,7 @@ def _coerce(name: str, value: Any, annotation: Any) -> Any:
     try:
         if (isinstance(value, float) and kind == "int") or isinstance(value, (list, dict)):
             raise TypeError(value)
-        if name == "kv_cache_memory_bytes":
+        if name.endswith("_bytes"):
             return parse_size(value, name)
         if kind == "bool":
             return _parse_bool(value)

@@ -5,6 +5,7 @@
     KvistError
     ├─ ConfigError(ValueError)    an option: names it, its value, and what is allowed
     ├─ RequestError(ValueError)   a request that cannot be served as asked      -> HTTP 4xx
+    ├─ OverloadedError            too much waits already; the same may be served later  -> HTTP 503
     ├─ ModelError(ValueError)     a model that cannot be read, or cannot be served, and why
     ├─ DownloadError              something could not be fetched, or is not what it should be
     ├─ CapacityError              would not fit, whatever were evicted
@@ -41,6 +42,21 @@ class RequestError(KvistError, ValueError):
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+class OverloadedError(KvistError):
+    """A request was turned away because of others. Between engine and client; inside it is a value.
+
+    Parameters
+    ----------
+    message : str
+    retry_after_s : int
+        When to ask again.
+    """
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class ModelError(KvistError, ValueError):

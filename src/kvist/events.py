@@ -45,10 +45,29 @@ class BlockEvicted:
 
 @dataclass(frozen=True, slots=True)
 class RequestAdded:
-    """A request entered the waiting queue."""
+    """A request entered the waiting queue.
+
+    `arrived_s` is when it reached the service (monotonic clock), if that is known to be earlier.
+    """
 
     request_id: str
     num_prompt_tokens: int
+    arrived_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRejected:
+    """A request was turned away at the door, for the reason given; it may come again later."""
+
+    request_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestExpired:
+    """The deadline of a request passed; what is unfinished of it ends as aborted."""
+
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +76,16 @@ class RequestScheduled:
 
     `num_cached_tokens` of its tokens came from the cache. `resumed` tells a request that was
     preempted before: its hits are its own blocks and must not be counted as reuse.
+    `num_queried_tokens` is how many were looked up: all of them, or 0 where nobody asked the cache.
+    `num_reused_tokens` of the hits are tokens that this request never had before.
     """
 
     request_id: str
     num_cached_tokens: int
     num_tokens: int
     resumed: bool
+    num_queried_tokens: int
+    num_reused_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +109,20 @@ class RequestFinished:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """One engine step was recorded."""
+    """One engine step was recorded.
+
+    Of the `num_tokens` that went through the model, `num_prompt_tokens` were read for the first
+    time and `num_recomputed_tokens` had been computed before (by a sequence that was preempted, or
+    forked); the rest are newly generated ones on their way in. `sampled` names the sequences that
+    have one token more now.
+    """
 
     num_tokens: int
     num_sequences: int
     num_waiting: int
+    num_prompt_tokens: int = 0
+    num_recomputed_tokens: int = 0
+    sampled: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +138,8 @@ Event = (
     | BlocksShared
     | BlockEvicted
     | RequestAdded
+    | RequestRejected
+    | RequestExpired
     | RequestScheduled
     | RequestPreempted
     | RequestFinished

@@ -38,6 +38,13 @@ class TestTorch(KernelContract):
         return chosen(case, "torch")
 
 
+class TestSdpa(KernelContract):
+    bitwise = False
+
+    def select(self, case):
+        return chosen(case, "sdpa")
+
+
 @pytest.mark.skipif(NO_CPP is not None, reason=str(NO_CPP))
 class TestCpp(KernelContract):
     def select(self, case):

@@ -1,14 +1,19 @@
 """In bf16 the default model says what transformers says in bf16, up to the order of sums.
 
-Two ways of adding in 16 bit need not agree, so the first token in which they differ is judged by a
-third: the fp32 model on the tokens they had in common. If it finds both about as likely, rounding
-decided; an error in positions, slots or scales would show as a choice that fp32 finds far worse.
+Rounding to 8 bits of mantissa is chaotic: one sum added up in another order ends as noise of the
+full size in the logits, and of 128 greedy tokens some are decided by less. So two things are shown.
+With the arithmetic of transformers itself (``kernels="sdpa"``, a prompt at a time, so that every
+matrix has the same shape there and here) hardly a token differs. And with the fast kernels and in
+batches, the first token that differs is judged by the fp32 model on the tokens both had in common:
+if it finds both about as likely, rounding decided; an error in positions, slots or scales would
+show as a choice that fp32 finds far worse.
 """
 
 from __future__ import annotations
 
 import os
 import random
+from pathlib import Path
 
 import pytest
 
@@ -50,7 +55,7 @@ ENDS = (
 )
 
 
-def texts(data_dir) -> list[str]:
+def texts(data_dir: Path | None) -> list[str]:
     """Real text where there is some, else sentences put together; all of different length."""
     files = sorted((data_dir / "text").rglob("*.txt")) if data_dir else []
     rng = random.Random(0)
@@ -63,32 +68,35 @@ def texts(data_dir) -> list[str]:
     return [" ".join(made[i : i + 1 + i % 5]) for i in range(NUM_PROMPTS)]
 
 
-@pytest.fixture
-def text_dir():
-    """The folder of real data, or None: here made-up text does as well."""
-    from pathlib import Path
-
+@pytest.fixture(scope="module")
+def prompts(smollm2_folder):
     value = os.environ.get("KVIST_DATA")
-    return Path(value) if value else None
-
-
-def test_first_differences_are_rounding(smollm2_folder, text_dir):
     tokenizer = Tokenizer(smollm2_folder)
-    prompts = [tokenizer.encode(text)[:384] for text in texts(text_dir)]
+    return [tokenizer.encode(text)[:384] for text in texts(Path(value) if value else None)]
+
+
+@pytest.fixture(scope="module")
+def theirs(smollm2_folder, prompts):
+    reference = GreedyReference(smollm2_folder, torch.bfloat16)
+    return [reference.generate(prompt, NUM_TOKENS) for prompt in prompts]
+
+
+def generate(folder, prompts, **options):
     watched = WatchedEngine(
-        smollm2_folder,
+        folder,
         num_blocks=64 * 32 + 1,
         max_model_len=512,
         dtype="bfloat16",
         poison_fresh_blocks=False,
+        **options,
     )
-    ours = watched.generate(prompts, NUM_TOKENS)
-    reference = GreedyReference(smollm2_folder, torch.bfloat16)
-    theirs = [reference.generate(prompt, NUM_TOKENS) for prompt in prompts]
-    del reference
+    return watched.generate(prompts, NUM_TOKENS)
 
-    judge = GreedyReference(smollm2_folder).model
-    table, beyond = [], []
+
+def first_differences(folder, prompts, ours, theirs):
+    """Print and return (prompt, length, position, our token, theirs, fp32 margin, rank of ours)."""
+    judge = GreedyReference(folder).model
+    table = []
     for index, (prompt, a, b) in enumerate(zip(prompts, ours, theirs, strict=True)):
         assert len(a) == len(b) == NUM_TOKENS
         at = next((i for i in range(NUM_TOKENS) if a[i] != b[i]), None)
@@ -99,12 +107,21 @@ def test_first_differences_are_rounding(smollm2_folder, text_dir):
         margin = abs(float(logits[a[at]] - logits[b[at]]))
         rank = int((logits > logits[a[at]]).sum())
         table.append((index, len(prompt), at, a[at], b[at], margin, rank))
-        if margin > MAX_MARGIN:
-            beyond.append(table[-1])
     print(f"\n{len(table)} of {len(prompts)} prompts differ within {NUM_TOKENS} tokens")
     print("prompt tokens first differing at, ours, theirs, fp32 margin, fp32 rank of ours")
     for row in table:
         print("{:6d} {:6d} {:9d} {:12d} {:7d} {:9.4f} {:6d}".format(*row))
-    assert not beyond
-    # One more for small numbers: of 8 prompts 2 are allowed, and so is 1 of 1.
-    assert len(table) <= max(1, MAX_SHARE * len(prompts))
+    return table
+
+
+def test_alone_with_the_arithmetic_of_transformers(smollm2_folder, prompts, theirs):
+    ours = generate(smollm2_folder, prompts, kernels="sdpa", max_num_seqs=1)
+    table = first_differences(smollm2_folder, prompts, ours, theirs)
+    assert all(row[5] <= MAX_MARGIN for row in table)
+    assert len(table) <= MAX_SHARE * len(prompts)
+
+
+def test_in_a_batch_with_the_fast_kernels(smollm2_folder, prompts, theirs):
+    ours = generate(smollm2_folder, prompts)
+    table = first_differences(smollm2_folder, prompts, ours, theirs)
+    assert all(row[5] <= MAX_MARGIN for row in table)

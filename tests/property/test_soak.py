@@ -35,6 +35,7 @@ def disturb(rig: EngineRig, rng: random.Random, rounds: int) -> Counter[str]:
                 priority=rng.randrange(3),
                 salt=rng.choice(("", "", "", "other")),
                 stop_token_ids=stop,
+                timeout_s=rng.choice((None, None, None, None, 6.0, 30.0)),
             )
 
     def any_in_some_state() -> str:
@@ -105,6 +106,9 @@ ALWAYS = [
     "abort in flight: decode",
     "abort in flight: decode, forked",
     "preemptions",
+    "deadlines",
+    "hopeless",
+    "most passes",
 ]
 CACHING = ["shared", "hits", "hits after preemption", "evictions", "blocks reset", "follows"]
 

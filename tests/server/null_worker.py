@@ -1,7 +1,7 @@
 """The engine's process with a null runner instead of a model: the same loop, nothing to load.
 
-`NULL_STEP_S`: how long a step takes. `NULL_OPEN`: what goes wrong while it opens. A prompt that
-ends with `POISON` makes every step it is in raise.
+`NULL_STEP_S`: how long a step takes. `NULL_QUEUE`: how many may wait. `NULL_OPEN`: what goes wrong
+while it opens. A prompt that ends with `POISON` makes every step it is in raise.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from kvist.build import open_cache
 from kvist.config import CacheConfig, EngineConfig, SchedulerConfig
-from kvist.engine.bill import StartupBill
+from kvist.engine.bill import MemoryUse, StartupBill
 from kvist.engine.engine import Engine
 from kvist.engine.null_runner import NullRunner
 from kvist.engine.scheduler import Scheduler
@@ -54,6 +54,17 @@ class Opened:
     max_model_len: int
     bill: StartupBill
 
+    def memory(self) -> MemoryUse:
+        return MemoryUse(
+            weights_bytes=1000,
+            workspace_bytes=100,
+            process_bytes=10,
+            kv_reserved_bytes=500,
+            kv_resident_bytes=50,
+            tiers_bytes=0,
+            total_bytes=1100,
+        )
+
 
 def open_null(config: EngineConfig) -> Opened:
     match os.environ.get("NULL_OPEN"):
@@ -69,7 +80,15 @@ def open_null(config: EngineConfig) -> Opened:
             time.sleep(600)
     events = EventLog()
     cache = open_cache(CacheConfig(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE), events)
-    scheduler = Scheduler(SchedulerConfig(max_model_len=MAX_MODEL_LEN), cache, events, ROOT)
+    queue = os.environ.get("NULL_QUEUE")
+    scheduler = Scheduler(
+        SchedulerConfig(
+            max_model_len=MAX_MODEL_LEN, max_num_queued_reqs=int(queue) if queue else None
+        ),
+        cache,
+        events,
+        ROOT,
+    )
     runner = SlowRunner(NUM_BLOCKS, BLOCK_SIZE, VOCAB_SIZE)
     bill = StartupBill(
         model=config.model,

@@ -19,102 +19,18 @@ httpx = pytest.importorskip("httpx")
 from kvist.engine.step import Update
 from kvist.errors import EngineDeadError, RequestError
 from kvist.server.app import create_app
-from kvist.server.stream import RequestStream
 
 MODEL, EOS = "tiny", 0
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
 
 
-class LetterTokenizer:
-    """One token a letter, its code point; `EOS` ends a text, `1` is half of the letter after it."""
-
-    eos_token_ids = (EOS,)
-
-    def encode_chat(self, messages, template_kwargs=None):
-        if not messages:
-            raise RequestError("a chat needs at least one message", "messages")
-        self.seen = messages, template_kwargs
-        return [ord(letter) for message in messages for letter in message["content"]]
-
-    def stream(self):
-        return self
-
-    def push(self, token_id):
-        return "" if token_id == 1 else chr(token_id)
-
-    def flush(self):
-        return ""
-
-
-class ScriptedClient:
-    """Answers every request with the same news. `None` among them: nothing more, ever."""
-
-    def __init__(self, *news):
-        self.news = news
-        self.death = None
-        self.refusal = None
-        self.requests = []
-        self.aborted = []
-
-    def submit(self, request):
-        self.requests.append(request)
-        stream = RequestStream(request.request_id, self.aborted.append)
-        asyncio.get_running_loop().create_task(self._play(stream))
-        return stream
-
-    async def _play(self, stream):
-        for item in self.news:
-            if item is None:
-                return
-            if isinstance(item, Exception):
-                stream.fail(item)
-            else:
-                stream.push(item)
-            # So that each is read by itself.
-            for _ in range(10):
-                await asyncio.sleep(0)
-
-
-def news(text, finish_reason=None, **others):
-    return Update("", tuple(map(ord, text)), finish_reason, num_cached_tokens=1, **others)
-
-
-def talk(client, body=HELLO, path="/v1/chat/completions", *, headers=None, content=None, **options):
-    """Send one request; return the answer and the tokenizer."""
-    tokenizer = LetterTokenizer()
-    options = {"served_model_name": MODEL, "defaults": {}, **options}
-    app = create_app(client, tokenizer, model_root="root", max_model_len=64, **options)
-
-    async def main():
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://kvist") as http:
-            if body is None and content is None:
-                return await http.get(path, headers=headers)
-            sent = json.dumps(body) if content is None else content
-            given = {"Content-Type": "application/json", **(headers or {})}
-            return await http.post(path, content=sent, headers=given)
-
-    return asyncio.run(main()), tokenizer
-
-
-def error_of(answer):
-    assert set(answer.json()) == {"error"}
-    error = answer.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    return error
-
-
-def events_of(answer):
-    *events, done, rest = answer.text.split("\n\n")
-    assert (done, rest) == ("data: [DONE]", "")
-    return [json.loads(event.removeprefix("data: ")) for event in events]
-
-
 # ---------------------------------------------------------------------- answers
 
 
-def test_an_answer_has_openais_shape():
-    answer, _ = talk(ScriptedClient(news("Hel"), news("lo"), news("!", "length")))
+def test_an_answer_has_openais_shape(wire):
+    answer, _ = wire.talk(
+        wire.ScriptedClient(wire.news("Hel"), wire.news("lo"), wire.news("!", "length")), HELLO
+    )
     got = answer.json()
     assert answer.status_code == 200
     assert got.pop("id").startswith("chatcmpl-")
@@ -125,7 +41,7 @@ def test_an_answer_has_openais_shape():
         "choices": [
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": "Hello!"},
+                "message": {"role": "assistant", "content": "Hello!", "refusal": None},
                 "finish_reason": "length",
                 "logprobs": None,
                 "stop_reason": None,
@@ -140,19 +56,19 @@ def test_an_answer_has_openais_shape():
     }
 
 
-def test_the_token_that_stops_is_counted_and_not_said():
-    client = ScriptedClient(news("Hi"), Update("", (EOS,), "stop", EOS))
-    got = talk(client)[0].json()
+def test_the_token_that_stops_is_counted_and_not_said(wire):
+    client = wire.ScriptedClient(wire.news("Hi"), Update("", (EOS,), "stop", EOS, is_last=True))
+    got = wire.talk(client, HELLO)[0].json()
     assert got["choices"][0]["message"]["content"] == "Hi"
     assert got["choices"][0]["finish_reason"] == "stop"
     assert got["usage"]["completion_tokens"] == 3
 
 
-def test_a_stream_is_role_texts_finish_done():
-    client = ScriptedClient(news("He"), news("l"), news("", "length"))
-    answer, _ = talk(client, {**HELLO, "stream": True})
+def test_a_stream_is_role_texts_finish_done(wire):
+    client = wire.ScriptedClient(wire.news("He"), wire.news("l"), wire.news("", "length"))
+    answer, _ = wire.talk(client, {**HELLO, "stream": True})
     assert answer.headers["content-type"].startswith("text/event-stream")
-    events = events_of(answer)
+    events = wire.events_of(answer)
     assert [event["choices"][0]["delta"] for event in events] == [
         {"role": "assistant", "content": ""},
         {"content": "He"},
@@ -165,16 +81,18 @@ def test_a_stream_is_role_texts_finish_done():
     assert not any("usage" in event for event in events)
 
 
-def test_a_stream_says_nothing_while_a_letter_is_half():
-    client = ScriptedClient(news("\x01"), news("é"), news("", "length"))
-    events = events_of(talk(client, {**HELLO, "stream": True})[0])
+def test_a_stream_says_nothing_while_a_letter_is_half(wire):
+    client = wire.ScriptedClient(wire.news("\x01"), wire.news("é"), wire.news("", "length"))
+    events = wire.events_of(wire.talk(client, {**HELLO, "stream": True})[0])
     texts = [e["choices"][0]["delta"].get("content") for e in events]
     assert texts == ["", "é", None]
 
 
-def test_usage_comes_in_an_event_of_its_own_where_it_is_asked_for():
+def test_usage_comes_in_an_event_of_its_own_where_it_is_asked_for(wire):
     body = {**HELLO, "stream": True, "stream_options": {"include_usage": True}}
-    *events, last = events_of(talk(ScriptedClient(news("ab", "length")), body)[0])
+    *events, last = wire.events_of(
+        wire.talk(wire.ScriptedClient(wire.news("ab", "length")), body)[0]
+    )
     assert all(event["usage"] is None for event in events)
     assert last["choices"] == []
     assert last["usage"]["prompt_tokens"] == 2
@@ -182,8 +100,8 @@ def test_usage_comes_in_an_event_of_its_own_where_it_is_asked_for():
     assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
 
 
-def test_models_has_the_length_as_in_vllm():
-    answer, _ = talk(ScriptedClient(), None, "/v1/models")
+def test_models_has_the_length_as_in_vllm(wire):
+    answer, _ = wire.talk(wire.ScriptedClient(), None, "/v1/models")
     (model,) = answer.json()["data"]
     assert (model["id"], model["object"], model["max_model_len"]) == (MODEL, "model", 64)
 
@@ -191,8 +109,8 @@ def test_models_has_the_length_as_in_vllm():
 # ---------------------------------------------------------------------- what is asked for
 
 
-def test_options_reach_the_engine_and_the_rest_is_the_models_default():
-    client = ScriptedClient(news("a", "length"))
+def test_options_reach_the_engine_and_the_rest_is_the_models_default(wire):
+    client = wire.ScriptedClient(wire.news("a", "length"))
     body = {
         **HELLO,
         "model": MODEL,
@@ -212,7 +130,7 @@ def test_options_reach_the_engine_and_the_rest_is_the_models_default():
         "response_format": {"type": "text"},
         "never_heard_of": 1,
     }
-    answer, _ = talk(client, body, defaults={"temperature": 0.1, "top_k": 20})
+    answer, _ = wire.talk(client, body, defaults={"temperature": 0.1, "top_k": 20})
     assert answer.status_code == 200, answer.text
     (request,) = client.requests
     params = request.params
@@ -223,47 +141,45 @@ def test_options_reach_the_engine_and_the_rest_is_the_models_default():
     assert request.eos_token_ids == (EOS,)
 
 
-def test_without_a_limit_an_answer_may_fill_the_context():
-    client = ScriptedClient(news("a", "length"))
-    talk(client)
+def test_without_a_limit_an_answer_may_fill_the_context(wire):
+    client = wire.ScriptedClient(wire.news("a", "length"))
+    wire.talk(client, HELLO)
     assert client.requests[0].params.max_tokens is None
 
 
-def test_text_parts_become_one_text():
+def test_text_parts_become_one_text(wire):
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     body = {"messages": [{"role": "user", "content": parts, "name": "Ada"}]}
-    _, tokenizer = talk(
-        ScriptedClient(news("a", "length")), {**body, "chat_template_kwargs": {"think": False}}
+    _, tokenizer = wire.talk(
+        wire.ScriptedClient(wire.news("a", "length")),
+        {**body, "chat_template_kwargs": {"think": False}},
     )
-    messages = [{"role": "user", "content": "a\nb", "name": "Ada"}]
-    assert tokenizer.seen == (messages, {"think": False})
+    (chat,) = tokenizer.chats
+    assert chat.messages == [{"role": "user", "content": "a\nb", "name": "Ada"}]
+    assert chat.variables == {"think": False}
 
 
 @pytest.mark.parametrize(
     ("param", "value"),
     [
-        ("n", 2),
-        ("stop", ["\n"]),
-        ("tools", [{"type": "function"}]),
-        ("tool_choice", "required"),
-        ("logprobs", True),
-        ("top_logprobs", 3),
-        ("presence_penalty", 0.5),
-        ("frequency_penalty", -1),
-        ("repetition_penalty", 1.1),
-        ("logit_bias", {"1": 5}),
-        ("min_p", 0.1),
-        ("min_tokens", 1),
-        ("response_format", {"type": "json_object"}),
+        ("audio", {"voice": "alloy"}),
+        ("chat_template", "{{ messages }}"),
+        ("functions", [{"name": "f"}]),
+        ("length_penalty", 1.5),
+        ("logits_processors", ["x"]),
+        ("modalities", ["text", "audio"]),
+        ("prediction", {"type": "content", "content": "x"}),
+        ("use_beam_search", True),
+        ("web_search_options", {}),
     ],
 )
-def test_an_option_that_would_change_the_answer_is_refused_by_name(param, value):
-    client = ScriptedClient(news("a", "length"))
-    answer, _ = talk(client, {**HELLO, param: value})
+def test_an_option_that_would_change_the_answer_is_refused_by_name(wire, param, value):
+    client = wire.ScriptedClient(wire.news("a", "length"))
+    answer, _ = wire.talk(client, {**HELLO, param: value})
     assert answer.status_code == 400
-    assert error_of(answer)["param"] == param
-    assert error_of(answer)["type"] == "invalid_request_error"
-    assert "not served yet" in error_of(answer)["message"]
+    assert wire.error_of(answer)["param"] == param
+    assert wire.error_of(answer)["type"] == "invalid_request_error"
+    assert "is not served" in wire.error_of(answer)["message"]
     assert client.requests == []
 
 
@@ -280,9 +196,9 @@ def test_an_option_that_would_change_the_answer_is_refused_by_name(param, value)
             "part 0 is of type 'image_url'; only text",
         ),
         (
-            {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]},
-            "messages[0].tool_calls",
-            "not served yet",
+            {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
+            "messages[0].tool_calls[0].function",
+            "required",
         ),
         ({**HELLO, "temperature": -1}, "temperature", "at least 0"),
         ({**HELLO, "temperature": "warm"}, "temperature", "number"),
@@ -297,40 +213,42 @@ def test_an_option_that_would_change_the_answer_is_refused_by_name(param, value)
         ({**HELLO, "stream_options": {"include_usage": True}}, "stream_options", "stream=true"),
     ],
 )
-def test_a_wrong_field_is_named(body, param, words):
-    answer, _ = talk(ScriptedClient(news("a", "length")), body)
+def test_a_wrong_field_is_named(wire, body, param, words):
+    answer, _ = wire.talk(wire.ScriptedClient(wire.news("a", "length")), body)
     assert answer.status_code == 400, answer.text
-    assert error_of(answer)["param"] == param
-    assert words in error_of(answer)["message"]
+    assert wire.error_of(answer)["param"] == param
+    assert words in wire.error_of(answer)["message"]
 
 
-def test_a_body_that_is_no_json_is_400():
+def test_a_body_that_is_no_json_is_400(wire):
     headers = {"Content-Type": "application/json"}
-    answer, _ = talk(ScriptedClient(), content=b'{"messages": ', headers=headers)
+    answer, _ = wire.talk(wire.ScriptedClient(), None, content=b'{"messages": ', headers=headers)
     assert answer.status_code == 400
-    assert "not JSON" in error_of(answer)["message"]
+    assert "not JSON" in wire.error_of(answer)["message"]
 
 
-def test_a_body_sent_as_a_form_is_told_the_header():
+def test_a_body_sent_as_a_form_is_told_the_header(wire):
     headers = {"Content-Type": "application/x-www-form-urlencoded"}
-    answer, _ = talk(ScriptedClient(), content=b'{"messages": []}', headers=headers)
+    answer, _ = wire.talk(wire.ScriptedClient(), None, content=b'{"messages": []}', headers=headers)
     assert answer.status_code == 400
-    assert "Content-Type: application/json" in error_of(answer)["message"]
+    assert "Content-Type: application/json" in wire.error_of(answer)["message"]
 
 
-def test_another_model_is_404():
-    answer, _ = talk(ScriptedClient(), {**HELLO, "model": "gpt-5"})
+def test_another_model_is_404(wire):
+    answer, _ = wire.talk(wire.ScriptedClient(), {**HELLO, "model": "gpt-5"})
     assert answer.status_code == 404
-    assert error_of(answer)["code"] == "model_not_found"
-    assert "'gpt-5'" in error_of(answer)["message"]
-    assert f"'{MODEL}'" in error_of(answer)["message"]
+    assert wire.error_of(answer)["code"] == "model_not_found"
+    assert "'gpt-5'" in wire.error_of(answer)["message"]
+    assert f"'{MODEL}'" in wire.error_of(answer)["message"]
 
 
-def test_another_route_and_another_method_have_the_same_shape():
-    assert error_of(talk(ScriptedClient(), {}, "/v1/nothing")[0])["message"].startswith("POST /v1")
-    answer, _ = talk(ScriptedClient(), None)
+def test_another_route_and_another_method_have_the_same_shape(wire):
+    assert wire.error_of(wire.talk(wire.ScriptedClient(), {}, "/v1/nothing")[0])[
+        "message"
+    ].startswith("POST /v1")
+    answer, _ = wire.talk(wire.ScriptedClient(), None)
     assert answer.status_code == 405
-    assert error_of(answer)["message"].startswith("GET /v1/chat/completions")
+    assert wire.error_of(answer)["message"].startswith("GET /v1/chat/completions")
 
 
 # ---------------------------------------------------------------------- what goes wrong
@@ -342,78 +260,87 @@ def test_another_route_and_another_method_have_the_same_shape():
     [
         (RequestError("the prompt has 99 tokens", "prompt"), 400, "messages", None),
         (EngineDeadError("it was ended by SIGKILL"), 503, None, "engine_dead"),
-        (Update("", (), "error", error="not finite"), 500, None, None),
-        (Update("", (), "abort"), 503, None, "aborted"),
+        (Update("", (), "error", error="not finite", is_last=True), 500, None, None),
+        (Update("", (), "abort", is_last=True), 503, None, "aborted"),
     ],
 )
-def test_what_fails_before_the_first_token_has_a_status(item, status, param, code, stream):
-    answer, _ = talk(ScriptedClient(item), {**HELLO, "stream": stream})
+def test_what_fails_before_the_first_token_has_a_status(wire, item, status, param, code, stream):
+    answer, _ = wire.talk(wire.ScriptedClient(item), {**HELLO, "stream": stream})
     assert answer.status_code == status
-    error = error_of(answer)
+    error = wire.error_of(answer)
     assert (error["param"], error["code"]) == (param, code)
     assert ("retry-after" in answer.headers) == (status == 503)
 
 
 @pytest.mark.parametrize(
-    "item", [EngineDeadError("it died"), Update("", (), "error", error="it died")]
+    "item", [EngineDeadError("it died"), Update("", (), "error", error="it died", is_last=True)]
 )
-def test_a_stream_that_breaks_ends_with_the_error(item):
-    events = events_of(talk(ScriptedClient(news("a"), item), {**HELLO, "stream": True})[0])
+def test_a_stream_that_breaks_ends_with_the_error(wire, item):
+    events = wire.events_of(
+        wire.talk(wire.ScriptedClient(wire.news("a"), item), {**HELLO, "stream": True})[0]
+    )
     assert [event["choices"][0]["delta"].get("content") for event in events[:-1]] == ["", "a"]
     assert "it died" in events[-1]["error"]["message"]
 
 
-def test_an_answer_that_breaks_is_an_error_not_half_an_answer():
-    answer, _ = talk(ScriptedClient(news("a"), EngineDeadError("it died")))
+def test_an_answer_that_breaks_is_an_error_not_half_an_answer(wire):
+    answer, _ = wire.talk(wire.ScriptedClient(wire.news("a"), EngineDeadError("it died")), HELLO)
     assert answer.status_code == 503
-    assert error_of(answer)["message"] == "it died"
+    assert wire.error_of(answer)["message"] == "it died"
 
 
-def test_a_dead_engine_shows_in_health_and_in_requests():
-    client = ScriptedClient(news("a", "length"))
-    assert talk(client, None, "/health")[0].status_code == 200
+def test_a_dead_engine_shows_in_health_and_in_requests(wire):
+    client = wire.ScriptedClient(wire.news("a", "length"))
+    assert wire.talk(client, None, "/health")[0].status_code == 200
     client.death = "it was ended by SIGKILL"
     for body, path in ((None, "/health"), (HELLO, "/v1/chat/completions")):
-        answer, _ = talk(client, body, path)
+        answer, _ = wire.talk(client, body, path)
         assert answer.status_code == 503
-        assert error_of(answer)["message"] == "it was ended by SIGKILL"
+        assert wire.error_of(answer)["message"] == "it was ended by SIGKILL"
     assert client.requests == []
 
 
-def test_a_server_that_drains_sends_clients_away():
-    client = ScriptedClient(news("a", "length"))
+def test_a_server_that_drains_sends_clients_away(wire):
+    client = wire.ScriptedClient(wire.news("a", "length"))
     client.refusal = "the server is shutting down"
-    answer, _ = talk(client)
+    answer, _ = wire.talk(client, HELLO)
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) > 0
     assert client.requests == []
 
 
-def test_a_bug_is_500_and_tells_nothing():
-    class Broken(ScriptedClient):
+def test_a_bug_is_500_and_tells_nothing(wire):
+    class Broken(wire.ScriptedClient):
         def submit(self, request):
             raise ZeroDivisionError("secret")
 
-    answer, _ = talk(Broken())
+    answer, _ = wire.talk(Broken(), HELLO)
     assert answer.status_code == 500
-    assert "secret" not in error_of(answer)["message"]
+    assert "secret" not in wire.error_of(answer)["message"]
 
 
 @pytest.mark.parametrize("given", [None, "Bearer wrong", "sesame", "bearer ünïcode"])
-def test_without_the_key_there_is_only_health(given):
-    client = ScriptedClient(news("a", "length"))
+def test_without_the_key_there_is_only_health(wire, given):
+    client = wire.ScriptedClient(wire.news("a", "length"))
     headers = {} if given is None else {"Authorization": given.encode()}
     for body, path in ((HELLO, "/v1/chat/completions"), (None, "/v1/models")):
-        answer, _ = talk(client, body, path, headers=headers, api_key="sesame")
+        answer, _ = wire.talk(client, body, path, headers=headers, config={"api_key": "sesame"})
         assert answer.status_code == 401
-        assert error_of(answer)["code"] == "invalid_api_key"
-    assert talk(client, None, "/health", headers=headers, api_key="sesame")[0].status_code == 200
+        assert wire.error_of(answer)["code"] == "invalid_api_key"
+    assert (
+        wire.talk(client, None, "/health", headers=headers, config={"api_key": "sesame"})[
+            0
+        ].status_code
+        == 200
+    )
     assert client.requests == []
 
 
-def test_with_the_key_all_is_open():
-    client = ScriptedClient(news("a", "length"))
-    answer, _ = talk(client, headers={"Authorization": "Bearer sesame"}, api_key="sesame")
+def test_with_the_key_all_is_open(wire):
+    client = wire.ScriptedClient(wire.news("a", "length"))
+    answer, _ = wire.talk(
+        client, HELLO, headers={"Authorization": "Bearer sesame"}, config={"api_key": "sesame"}
+    )
     assert answer.status_code == 200
 
 
@@ -421,12 +348,12 @@ def test_with_the_key_all_is_open():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("script", [[None], [news("a"), None]])
-def test_a_client_that_leaves_aborts_its_request(stream, script):
-    client = ScriptedClient(*script)
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_client_that_leaves_aborts_its_request(wire, stream, is_begun):
+    client = wire.ScriptedClient(*([wire.news("a")] if is_begun else []), None)
     app = create_app(
         client,
-        LetterTokenizer(),
+        wire.LetterTokenizer(),
         served_model_name=MODEL,
         model_root="root",
         max_model_len=64,
@@ -461,11 +388,11 @@ def test_a_client_that_leaves_aborts_its_request(stream, script):
         running = asyncio.create_task(app(scope, receive, send))
         while not client.requests:
             await asyncio.sleep(0)
-        if stream and len(script) > 1:
+        if stream and is_begun:
             await first.wait()
         assert client.aborted == []
         left.set()
         await asyncio.wait_for(running, 30)
 
     asyncio.run(main())
-    assert client.aborted == [client.requests[0].request_id]
+    assert client.aborted == [(client.requests[0].request_id, None)]

@@ -114,7 +114,7 @@ def test_an_aborted_stream_ends_at_once_for_who_waits_on_it():
     aborted = []
 
     async def main():
-        stream = RequestStream("a", aborted.append)
+        stream = RequestStream("a", lambda *what: aborted.append(what))
         waiting = asyncio.create_task(anext(stream))
         await asyncio.sleep(0)
         stream.abort()
@@ -122,7 +122,7 @@ def test_an_aborted_stream_ends_at_once_for_who_waits_on_it():
         return await waiting
 
     assert asyncio.run(main()).finish_reason == "abort"
-    assert aborted == ["a"]
+    assert aborted == [("a", None)]
 
 
 def test_a_refused_request_says_why_and_others_go_on(null_client):

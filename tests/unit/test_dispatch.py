@@ -80,7 +80,7 @@ def test_what_is_asked_for_is_what_runs(backend):
 
 
 def test_an_unknown_backend_names_those_that_exist():
-    with pytest.raises(ConfigError, match=r"'cuda'.*cpp, torch, reference"):
+    with pytest.raises(ConfigError, match=r"'cuda'.*cpp, torch, sdpa, reference"):
         select(prefer="cuda")
 
 

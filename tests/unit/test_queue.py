@@ -37,7 +37,7 @@ def test_order(by_priority: bool, order: str):
     for seq in reversed(all_of_them):
         sequences.add(seq)
     assert names(sequences) == order
-    assert sequences.last.request_id == order[-1]
+    assert list(sequences)[-1].request_id == order[-1]
     sequences.check()
 
 

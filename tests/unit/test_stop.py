@@ -6,6 +6,8 @@ out although it is the beginning of one, and text that is held back for ever.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +31,7 @@ def cut_of(text: str, stop: list[str], include: bool) -> tuple[str, str | None]:
 
 def pieces_of(text: str, cuts: list[int]) -> list[str]:
     borders = [0, *sorted(c % (len(text) + 1) for c in cuts), len(text)]
-    return [text[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+    return [text[a:b] for a, b in pairwise(borders)]
 
 
 @given(TEXT, STOPS, st.booleans(), st.lists(st.integers(0, 100), max_size=8))

@@ -17,11 +17,12 @@ from torch import nn
 from kvist.build import open_cache
 from kvist.config import CacheConfig, EngineConfig, SchedulerConfig, format_size
 from kvist.engine.attention import NAME, register
-from kvist.engine.bill import StartupBill
+from kvist.engine.bill import MemoryUse, StartupBill
 from kvist.engine.engine import Engine
 from kvist.engine.grammar_compiler import GrammarCompiler
 from kvist.engine.invariant import ARITHMETIC
 from kvist.engine.memory import available_bytes, resident_bytes
+from kvist.engine.remarks import preset_remarks, utilization_remark
 from kvist.engine.runner import ModelRunner
 from kvist.engine.scheduler import PROMPT_LOGPROB_TOKENS, Scheduler
 from kvist.engine.weights.digest import weights_digest
@@ -60,6 +61,21 @@ class OpenEngine:
     source: ModelSource
     max_model_len: int
     bill: StartupBill
+
+    def memory(self) -> MemoryUse:
+        """Look at what the process holds now. Reads ``/proc``: a few milliseconds."""
+        device = self.pool.tensor.device
+        residency = self.pool.residency()
+        on_cpu = device.type == "cpu"
+        return MemoryUse(
+            weights_bytes=self.bill.weights_bytes,
+            workspace_bytes=self.bill.workspace_bytes,
+            process_bytes=self.bill.process_bytes,
+            kv_reserved_bytes=residency.reserved_bytes,
+            kv_resident_bytes=residency.resident_bytes,
+            tiers_bytes=0,
+            total_bytes=resident_bytes() if on_cpu else torch.cuda.memory_reserved(device),
+        )
 
 
 def open_engine(config: EngineConfig) -> OpenEngine:
@@ -137,7 +153,7 @@ def open_engine(config: EngineConfig) -> OpenEngine:
         kv_allocation=config.kv_allocation.value,
         prefix_caching=config.enable_prefix_caching,
         kernels=kernels.report,
-        notes=source.notes,
+        notes=(*source.notes, *preset_remarks(config), *_device_remarks(config, device)),
     )
     return OpenEngine(engine, runner, pool, source, max_model_len, bill)
 
@@ -168,13 +184,18 @@ def _engine(
             scheduling_policy=config.scheduling_policy,
             kv_allocation=config.kv_allocation,
             max_logprobs=config.max_logprobs,
+            watermark=config.watermark,
+            max_num_queued_reqs=config.max_num_queued_reqs,
+            max_num_queued_tokens=config.max_num_queued_tokens,
         ),
         cache,
         events,
         root,
         config.seed,
     )
-    return Engine(scheduler, runner, events, grammars.compile)
+    return Engine(
+        scheduler, runner, events, grammars.compile, request_timeout_s=config.request_timeout
+    )
 
 
 def _max_model_len(config: EngineConfig, spec: KVSpec) -> int:
@@ -312,6 +333,17 @@ def _root(
             arithmetic=arithmetic,
         )
     )
+
+
+def _device_remarks(config: EngineConfig, device: torch.device) -> tuple[str, ...]:
+    """What is unwise on this device."""
+    if device.type != "cuda" or config.kv_cache_memory_bytes is not None:
+        return ()
+    remark = utilization_remark(config.gpu_memory_utilization)
+    if remark is None:
+        return ()
+    logger.warning("%s", remark)
+    return (remark,)
 
 
 def _weights_bytes(model: nn.Module) -> int:

@@ -1,6 +1,6 @@
 """The bill: what the memory of an engine is spent on, in rows that add up.
 
-A plain value with its two renderings, text and JSON. Measures nothing itself.
+Plain values, at start-up and live, with their renderings. Measures nothing itself.
 """
 
 from __future__ import annotations
@@ -101,3 +101,55 @@ class StartupBill:
         lines += [f"  {'kernel':<10} {op:>11} {name} ({why})" for op, name, why in self.kernels]
         lines += [f"  {'note':<10} {note}" for note in self.notes]
         return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """The bill as it stands now: what was set aside, and what of it is there.
+
+    Attributes
+    ----------
+    weights_bytes, workspace_bytes, process_bytes : int
+        As at start-up.
+    kv_reserved_bytes, kv_resident_bytes : int
+        The block pool; its pages arrive when blocks are first written.
+    tiers_bytes : int
+        Held by tiers below the device.
+    total_bytes : int
+        What the process holds: resident memory on a CPU, the allocator's memory on a GPU.
+    """
+
+    weights_bytes: int
+    workspace_bytes: int
+    process_bytes: int
+    kv_reserved_bytes: int
+    kv_resident_bytes: int
+    tiers_bytes: int
+    total_bytes: int
+
+    @property
+    def known_bytes(self) -> int:
+        """Resident bytes of all rows but the workspace."""
+        fixed = self.weights_bytes + self.process_bytes + self.tiers_bytes
+        return fixed + self.kv_resident_bytes
+
+    @property
+    def workspace_resident_bytes(self) -> int:
+        """What the allocator keeps of the workspace between steps: the rest, but not more."""
+        return max(0, min(self.workspace_bytes, self.total_bytes - self.known_bytes))
+
+    @property
+    def unaccounted_bytes(self) -> int:
+        """What the process holds beyond all rows; negative: what they name and it does not hold."""
+        return self.total_bytes - self.known_bytes - self.workspace_resident_bytes
+
+    def rows(self) -> list[tuple[str, int, int]]:
+        """Return (item, reserved bytes, resident bytes); the resident ones add up to the total."""
+        return [
+            ("weights", self.weights_bytes, self.weights_bytes),
+            ("kv_pool", self.kv_reserved_bytes, self.kv_resident_bytes),
+            ("workspace", self.workspace_bytes, self.workspace_resident_bytes),
+            ("process", self.process_bytes, self.process_bytes),
+            ("tiers", self.tiers_bytes, self.tiers_bytes),
+            ("unaccounted", 0, self.unaccounted_bytes),
+        ]

@@ -24,11 +24,17 @@ from kvist.engine.step import SampleRow
 _MASK = (1 << 64) - 1
 
 CANDIDATES = (64, 256, 1024)
-"""Most likely tokens looked at: the first of these above top-k. A row whose kept tokens do not show
-among them for sure is sorted whole."""
+"""Most likely tokens looked at: the first of these above top-k."""
 
 NUCLEUS_CANDIDATES = 256
 """The same for top-p without top-k."""
+
+WIDER = 8
+"""A row whose kept tokens do not show among its candidates for sure looks at so many times more, in
+the end at all."""
+
+_BLOCK = 256
+"""Entries of a long cumulative sum that are added up first."""
 
 
 def uniform(seed: int, index: int, position: int) -> float:
@@ -73,13 +79,13 @@ def draw(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
             drawn, done = _draw_full(part, chosen), [True] * len(group)
         else:
             drawn, done = _draw_from_top(part, chosen, size)
-        rest = [k for k, ok in enumerate(done) if not ok]
-        if rest:
-            exact, _ = _draw_from_top(
-                part[_index(rest, part)], [chosen[k] for k in rest], vocab_size
+        while rest := [k for k, ok in enumerate(done) if not ok]:
+            size = min(vocab_size, size * WIDER)
+            again, settled = _draw_from_top(
+                part[_index(rest, part)], [chosen[k] for k in rest], size
             )
-            for k, token_id in zip(rest, exact, strict=True):
-                drawn[k] = token_id
+            for k, token_id, ok in zip(rest, again, settled, strict=True):
+                drawn[k], done[k] = token_id, ok
         for i, token_id in zip(group, drawn, strict=True):
             token_ids[i] = token_id
     return token_ids
@@ -106,11 +112,7 @@ def _draw_from_top(
 ) -> tuple[list[int], list[bool]]:
     """Draw from the `size` most likely tokens; tell which rows needed no more of them."""
     vocab_size = logits.shape[-1]
-    raw, ids = logits.topk(size, dim=-1)
-    # Equal logits in order of id, so that a draw does not depend on how the selection broke ties.
-    ids, order = ids.sort(dim=-1)
-    raw, order = raw.gather(-1, order).sort(dim=-1, descending=True, stable=True)
-    ids = ids.gather(-1, order)
+    raw, ids = _top(logits, size)
     temperature = _column([r.params.temperature for r in rows], logits)
     top_k = [r.params.top_k if r.params.top_k > 0 else vocab_size for r in rows]
     limits = torch.tensor(top_k, device=logits.device)[:, None]
@@ -152,16 +154,49 @@ def _floor(scaled: Tensor, rows: list[SampleRow]) -> Tensor:
     )
 
 
+def _top(logits: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return values and ids of the most likely tokens, equal ones in order of id.
+
+    So a draw does not depend on how the selection broke ties.
+    """
+    if size == logits.shape[-1]:
+        values, ids = logits.sort(dim=-1, descending=True, stable=True)
+        return values, ids
+    values, ids = logits.topk(size, dim=-1)
+    ids, order = ids.sort(dim=-1)
+    values, order = values.gather(-1, order).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(-1, order)
+
+
 def _pick(weights: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     """Index of the first entry at which the cumulative weight passes the draw. int64 [n]."""
-    cumulative = weights.double().cumsum(dim=-1)
     draws = [uniform(r.seed, r.index, r.position) for r in rows]
     target = torch.tensor(draws, dtype=torch.float64, device=weights.device)[:, None]
+    count, width = weights.shape
+    if width <= 16 * _BLOCK:
+        cumulative = weights.double().cumsum(dim=-1)
+        return _first_above(cumulative, target * cumulative[:, -1:])[:, 0]
+    # First the block, then the entry in it: sums are many times quicker than a cumulative sum.
+    blocks = torch.nn.functional.pad(weights, (0, -width % _BLOCK)).view(count, -1, _BLOCK)
+    sums = blocks.sum(dim=-1, dtype=torch.float64)
+    cumulative = sums.cumsum(dim=-1)
     target = target * cumulative[:, -1:]
-    index = torch.searchsorted(cumulative, target, right=True)[:, 0]
-    # Rounding may put the target at the very end: the last entry that has weight is meant.
-    last = (weights > 0).cumsum(dim=-1).argmax(dim=-1)
-    return torch.minimum(index, last)
+    block = _first_above(cumulative, target)
+    before = cumulative.gather(-1, block) - sums.gather(-1, block)
+    inside = blocks[torch.arange(count, device=weights.device), block[:, 0]].double()
+    entry = _first_above(inside.cumsum(dim=-1), (target - before).clamp_(min=0.0))
+    return (block * _BLOCK + entry)[:, 0]
+
+
+def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:
+    """First index at which a row passes its target; int64 [n, 1].
+
+    Rounding may put the target at the very end: then the last entry that adds anything is meant. In
+    a row of zeros, which is not drawn from for good, the last index.
+    """
+    target = torch.minimum(target, cumulative[:, -1:].nextafter(target.new_zeros(())))
+    index = torch.searchsorted(cumulative, target, right=True)
+    return index.clamp_(max=cumulative.shape[-1] - 1)
 
 
 def _column(values: list[float], like: Tensor) -> Tensor:

@@ -7,18 +7,20 @@ tensors and no wire. Threads: one thread calls everything here.
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from itertools import chain
 from typing import Protocol
 
 from kvist.engine.anteroom import Anteroom
+from kvist.engine.door import Door, Overload
 from kvist.engine.grammar import GrammarSpec, Matcher
 from kvist.engine.scheduler import Scheduler
 from kvist.engine.sequence import EngineRequest
 from kvist.engine.step import StepPlan, StepResult, Update
 from kvist.errors import RequestError
-from kvist.events import EventLog, StepFailed
+from kvist.events import EventLog, RequestExpired, RequestRejected, StepFailed
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,10 @@ class Engine:
     compile_grammar : callable or None
         From `GrammarSpec` to `Matcher`; ``None`` for an engine without a vocabulary. Called on a
         thread of its own, one at a time.
+    request_timeout_s : float or None
+        From arrival to the last token at most; a request may ask for less.
+    clock : callable
+        Seconds, monotonic; the one that `EngineRequest.arrived_s` is of.
     """
 
     def __init__(
@@ -54,6 +60,9 @@ class Engine:
         runner: Runner,
         events: EventLog,
         compile_grammar: Callable[[GrammarSpec], Matcher] | None = None,
+        *,
+        request_timeout_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
@@ -62,20 +71,60 @@ class Engine:
         self._suspects: deque[tuple[str, ...]] = deque()
         self._anteroom = Anteroom(compile_grammar) if compile_grammar is not None else None
         self._with_grammar: dict[str, EngineRequest] = {}
+        self._door = Door(scheduler, events, clock, request_timeout_s)
 
     @property
     def has_work(self) -> bool:
         """Whether any request is unfinished."""
         return self.scheduler.has_work or bool(self._with_grammar)
 
+    @property
+    def num_awaiting_grammar(self) -> int:
+        """Requests whose grammar is being compiled."""
+        return len(self._with_grammar)
+
+    def offer(self, request: EngineRequest) -> Overload | None:
+        """Put a request in the queue if the queue has a place for it.
+
+        Returns
+        -------
+        Overload or None
+            Why it was not taken; ``None``: it was.
+
+        Raises
+        ------
+        RequestError
+            As `add_request`, whether there is a place or not.
+        """
+        request = self._door.stamp(request)
+        overload = self._door.overload(request, len(self._with_grammar))
+        if overload is None:
+            self.add_request(request)
+            return None
+        self._refuse(request)
+        self.events.emit(RequestRejected(request.request_id, overload.reason))
+        return overload
+
     def add_request(self, request: EngineRequest) -> None:
-        """Put a request in the queue.
+        """Put a request in the queue, however long that is.
 
         Raises
         ------
         RequestError
             If it can never run: empty, too long, ids outside the vocabulary, or an id in use.
         """
+        request = self._door.stamp(request)
+        self._refuse(request)
+        if request.grammar is None:
+            self.scheduler.add(request)
+        else:
+            assert self._anteroom is not None
+            self._with_grammar[request.request_id] = request
+            self._anteroom.enter(request.request_id, request.grammar)
+        self._door.watch(request)
+
+    def _refuse(self, request: EngineRequest) -> None:
+        """Raise `RequestError` if a request can never run."""
         vocab_size = self.runner.vocab_size
         named = (("prompt", token_id) for token_id in request.prompt_token_ids)
         for param, token_id in chain(named, request.params.token_ids()):
@@ -85,14 +134,9 @@ class Engine:
                 )
         if request.request_id in self._with_grammar:
             raise RequestError(f"request id {request.request_id!r} is in use", "request_id")
-        if request.grammar is None:
-            self.scheduler.add(request)
-            return
-        if self._anteroom is None:
+        if request.grammar is not None and self._anteroom is None:
             raise RequestError("response_format: this engine has no vocabulary", "response_format")
         self.scheduler.refuse(request)
-        self._with_grammar[request.request_id] = request
-        self._anteroom.enter(request.request_id, request.grammar)
 
     def abort_request(self, request_id: str, index: int | None = None) -> Update | None:
         """End a request, or one of its continuations, and free what it holds.
@@ -102,10 +146,18 @@ class Engine:
         Update or None
             ``None`` when there is no such request, or it is part of a step in progress.
         """
+        update = self._end(request_id, index)
+        if update is not None and update.is_last:
+            self._door.forget(request_id)
+        return update
+
+    def _end(
+        self, request_id: str, index: int | None = None, error: str | None = None
+    ) -> Update | None:
         if self._anteroom is not None and self._anteroom.leave(request_id):
             del self._with_grammar[request_id]
-            return Update(request_id, finish_reason="abort", is_last=True)
-        return self.scheduler.abort(request_id, index)
+            return Update(request_id, finish_reason="abort", error=error, is_last=True)
+        return self.scheduler.abort(request_id, index, error)
 
     def fork(self, request_id: str, new_request_id: str) -> None:
         """Continue a request twice: the new one shares all blocks, copied on write.
@@ -123,8 +175,27 @@ class Engine:
         """Run one step and return its news.
 
         A step that raises is taken back, its requests are run again in halves, and the one that
-        fails alone ends with an error. The others lose time, nothing else.
+        fails alone ends with an error. The others lose time, nothing else. Whose deadline has
+        passed ends before the step.
         """
+        news = self._expire() + self._step()
+        for update in news:
+            if update.is_last:
+                self._door.forget(update.request_id)
+        return news
+
+    def _expire(self) -> list[Update]:
+        """End those whose time is over."""
+        ended: list[Update] = []
+        for request_id, why in self._door.over():
+            self.events.emit(RequestExpired(request_id))
+            self._door.forget(request_id)
+            update = self._end(request_id, error=why)
+            if update is not None:
+                ended.append(update)
+        return ended
+
+    def _step(self) -> list[Update]:
         refused = self._admit_with_grammar() if self._with_grammar else []
         if refused:
             return refused

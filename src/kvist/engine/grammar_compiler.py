@@ -50,7 +50,7 @@ class GrammarCompiler:
     path : Path
         Model folder; its tokenizer is read at the first grammar.
     vocab_size : int
-        Of the model, which may be more than the tokenizer's.
+        Of the model.
 
     Notes
     -----
@@ -96,7 +96,9 @@ class GrammarCompiler:
                 _PARAM,
             )
         ends = list(eos_ids(self._path, inner.eos_token_id))
-        return from_tokenizer(inner, n_vocab=self._vocab_size, eos_token=ends or None)
+        # Either may be the larger: models are padded, tokenizers have tokens the model lacks.
+        size = max(self._vocab_size, len(inner))
+        return from_tokenizer(inner, n_vocab=size, eos_token=ends or None)
 
 
 def check_grammar(spec: GrammarSpec) -> None:

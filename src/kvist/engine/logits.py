@@ -77,32 +77,34 @@ def _forbid(logits: Tensor, rows: Sequence[tuple[int, SampleRow]]) -> None:
 def _bias(logits: Tensor, rows: Sequence[tuple[int, SampleRow]]) -> None:
     entries = [(i, t, b) for i, row in rows for t, b in (row.params.logit_bias or {}).items()]
     if entries:
-        row_ids, token_ids, values = _columns(entries, logits.device)
+        # float64 holds every id exactly.
+        columns = torch.tensor(entries, dtype=torch.float64, device=logits.device)
+        row_ids, token_ids, values = columns.unbind(1)
         logits[row_ids.long(), token_ids.long()] += values.float()
 
 
 def _penalize(logits: Tensor, rows: Sequence[tuple[int, SampleRow]]) -> None:
     """Repetition first, then frequency and presence, as in vLLM."""
-    entries = [
-        (
-            i,
-            token_id,
-            row.params.repetition_penalty,
-            row.params.frequency_penalty * count + row.params.presence_penalty * (count > 0),
+    columns: list[tuple[np.ndarray, ...]] = []
+    for i, row in rows:
+        if not row.counts:
+            continue
+        params, size = row.params, len(row.counts)
+        times = np.fromiter(row.counts.values(), np.float32, size)
+        columns.append(
+            (
+                np.full(size, i, np.int64),
+                np.fromiter(row.counts, np.int64, size),
+                np.full(size, params.repetition_penalty, np.float32),
+                params.frequency_penalty * times + params.presence_penalty * (times > 0),
+            )
         )
-        for i, row in rows
-        if row.counts is not None
-        for token_id, count in row.counts.items()
-    ]
-    if not entries:
+    if not columns:
         return
-    row_ids, token_ids, factor, off = _columns(entries, logits.device)
-    where = (row_ids.long(), token_ids.long())
-    value, factor = logits[where], factor.float()
+    row_ids, token_ids, factor, off = (
+        torch.from_numpy(np.concatenate(column)).to(logits.device)
+        for column in zip(*columns, strict=True)
+    )
+    value = logits[row_ids, token_ids]
     value = torch.where(value > 0, value / factor, value * factor)
-    logits[where] = value - off.float()
-
-
-def _columns(entries: Sequence[tuple[float, ...]], device: torch.device) -> tuple[Tensor, ...]:
-    """Rows of numbers to columns. float64 holds every id exactly."""
-    return torch.tensor(entries, dtype=torch.float64, device=device).unbind(1)
+    logits[row_ids, token_ids] = value - off.float()

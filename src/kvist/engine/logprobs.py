@@ -13,6 +13,10 @@ from torch import Tensor
 
 from kvist.engine.sequence import TokenLogprobs
 
+_MARGIN = 16
+"""More candidates than asked for, so that equals at the edge come in order of id unless there are
+very many of them."""
+
 _ROWS = 32
 """Rows at a time, so that temporaries stay a few MiB for any number of rows."""
 
@@ -60,7 +64,7 @@ def _tops(logits: Tensor, total: Tensor, count: int) -> list[list[tuple[int, flo
     """Pairs of (token id, log probability), the most likely first."""
     if count == 0:
         return [[] for _ in range(logits.shape[0])]
-    values, ids = logits.topk(count, dim=-1)
+    values, ids = logits.topk(min(count + _MARGIN, logits.shape[-1]), dim=-1)
     ids, order = ids.sort(dim=-1)
     values, order = values.gather(-1, order).sort(dim=-1, descending=True, stable=True)
     pairs = zip(ids.gather(-1, order).tolist(), (values - total).tolist(), strict=True)

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import msgspec
 
+from kvist.cache import CacheStats
 from kvist.config import EngineConfig
-from kvist.engine.bill import StartupBill
+from kvist.engine.bill import MemoryUse, StartupBill
 from kvist.engine.sequence import EngineRequest
 from kvist.engine.step import Update
+from kvist.engine.telemetry import TelemetryCounts
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised with every change to what follows. Both ends must have the same."""
 
 HIGH_WATER = 1024
@@ -107,20 +109,48 @@ class Updates(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """A request that the engine does not take, and why."""
+    """A request that the engine does not take, and why.
+
+    Attributes
+    ----------
+    retry_after_s : int or None
+        When to come again, if it is the queue and not the request.
+    """
 
     request_id: str
     message: str
     param: str | None
+    retry_after_s: int | None = None
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """How full the engine is: sequences that hold blocks, that hold none; blocks of the pool."""
+    """How the engine stands, and what has happened since it was opened.
+
+    Attributes
+    ----------
+    num_running, num_waiting : int
+        Sequences that hold blocks, and that hold none.
+    num_following : int
+        Of those that wait: for a prefix that another one is computing.
+    num_awaiting_grammar : int
+        Requests that are no sequences yet.
+    num_queued_tokens : int
+        Known tokens of the waiting sequences.
+    num_used_blocks, num_blocks : int
+        Of the pool; as in `cache`.
+    """
 
     num_running: int
     num_waiting: int
+    num_following: int
+    num_awaiting_grammar: int
+    num_queued_tokens: int
     num_used_blocks: int
     num_blocks: int
+    cache: CacheStats
+    memory: MemoryUse
+    counts: TelemetryCounts
+    bill: StartupBill
 
 
 class Stopped(msgspec.Struct, frozen=True, tag=True):

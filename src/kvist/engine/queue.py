@@ -46,11 +46,6 @@ class OrderedSequences:
     def __iter__(self) -> Iterator[KVSequence]:
         return iter(self._list)
 
-    @property
-    def last(self) -> KVSequence:
-        """The one that should run last. REQUIRES there is one."""
-        return self._list[-1]
-
     def add(self, seq: KVSequence) -> None:
         """Put a sequence in its place."""
         insort(self._list, seq, key=self._order)
@@ -67,6 +62,21 @@ class OrderedSequences:
         if index == len(self._list) or self._list[index] is not seq:
             raise IntegrityError(f"{seq!r} is not in its place")
         del self._list[index]
+
+    def victim(self) -> KVSequence:
+        """The one that should give its blocks up. REQUIRES there is one.
+
+        The last, except that one which was preempted before and has said nothing since is left
+        alone while another of its rank can go: else it could read its prompt again and again and
+        never answer. The guarantee is ours; vLLM always takes the last.
+        """
+        last = self._list[-1]
+        for seq in reversed(self._list):
+            if self._order(seq)[0] != self._order(last)[0]:
+                break
+            if not seq.owes_a_token:
+                return seq
+        return last
 
     def check(self) -> None:
         """Raise `IntegrityError` unless the order holds."""
@@ -96,6 +106,17 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[KVSequence]:
         """Iterate over the sequences that may run now, first one first. A snapshot."""
         return iter(tuple(self._queue))
+
+    @property
+    def num_following(self) -> int:
+        """Sequences that wait for the prefix of another."""
+        return len(self._parked)
+
+    def everyone(self) -> Iterator[KVSequence]:
+        """Iterate over all that wait, in no order. REQUIRES no change meanwhile."""
+        yield from self._queue
+        for followers in self._followers.values():
+            yield from followers
 
     def push(self, seq: KVSequence) -> None:
         """Put a sequence in its place."""

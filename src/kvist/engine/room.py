@@ -36,9 +36,10 @@ class Room:
                 f" or lower --max-model-len to {there * cache.block_size}"
             )
         self._cache = cache
-        self._reserved_tokens = (
-            config.max_model_len if config.kv_allocation is KVAllocation.RESERVE else 0
-        )
+        reserves = config.kv_allocation is KVAllocation.RESERVE
+        self._reserved_tokens = config.max_model_len if reserves else 0
+        # Who has room to the end needs none kept free.
+        self._watermark_blocks = 0 if reserves else int(config.watermark * there)
 
     def reserve(
         self, seq: Sequence, num_tokens: int, match: PrefixMatch = NO_MATCH
@@ -47,15 +48,16 @@ class Room:
         assert seq.table is not None
         return self._cache.allocate(seq.table, max(num_tokens, self._reserved_tokens), match)
 
-    def admits(self, seq: Sequence, match: PrefixMatch, ahead: int) -> bool:
+    def admits(self, seq: Sequence, match: PrefixMatch, ahead: int, *, alone: bool) -> bool:
         """Whether a waiting sequence may start now.
 
         It may if all its known tokens fit beside the `ahead` blocks that running sequences will ask
-        for soon. Without the look ahead a prompt would come in, and push out someone, only to be
-        pushed out itself a few steps later.
+        for soon, and the watermark stays free, unless it is `alone`. Without the look ahead a
+        prompt would come in, and push out someone, only to be pushed out itself a few steps later.
         """
         wanted = self._cache.blocks_taken(max(seq.num_tokens, self._reserved_tokens), match)
-        return wanted + ahead <= self._cache.num_available_blocks
+        kept = 0 if alone else self._watermark_blocks
+        return wanted + ahead + kept <= self._cache.num_available_blocks
 
     def ahead(self, seq: Sequence) -> int:
         """Blocks a running sequence will ask for soon: the rest of its prompt, and one to grow."""

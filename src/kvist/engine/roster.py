@@ -130,6 +130,7 @@ class Roster:
         """Take a running sequence's blocks; it waits at its old place."""
         self._events.emit(RequestPreempted(seq.request_id, seq.num_computed))
         seq.preemptions += 1
+        seq.output_at_preemption = seq.num_output_tokens
         self.let_go(seq)
         self.waiting.push(seq)
 
@@ -186,7 +187,9 @@ class Roster:
             prompt_logprobs,
         )
 
-    def abort(self, request_id: str, index: int | None = None) -> Update | None:
+    def abort(
+        self, request_id: str, index: int | None = None, error: str | None = None
+    ) -> Update | None:
         """End a request, or one of its continuations; those in a plan end when it is recorded.
 
         Returns
@@ -201,7 +204,7 @@ class Roster:
             if seq.num_scheduled:
                 seq.abort_requested = True
             else:
-                update = self.finish(seq, "abort")
+                update = self.finish(seq, "abort", error=error)
         return update if index is not None or (update is not None and update.is_last) else None
 
     def fail(self, seq: Sequence, error: str) -> list[Update]:
@@ -216,7 +219,9 @@ class Roster:
     def _enter(self, seq: Sequence) -> None:
         self.sequences[seq.request_id] = seq
         self._by_owner.setdefault(seq.owner_id, {})[seq.index] = seq
-        self._events.emit(RequestAdded(seq.request_id, seq.num_prompt_tokens))
+        self._events.emit(
+            RequestAdded(seq.request_id, seq.num_prompt_tokens, seq.request.arrived_s)
+        )
 
     def _take_arrival(self) -> int:
         self._arrivals += 1

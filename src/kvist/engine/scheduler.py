@@ -10,9 +10,10 @@ One step::
     news   = scheduler.commit(plan, result)      record: only now it is final
     (or)     scheduler.rollback(plan)            the books are as before `schedule`
 
-Decode first, then prompts that are under way, then new ones while budget and room last. No room for
-a running sequence: the one that should run last gives its blocks up (*release*; its sealed blocks
-stay findable) and returns to its old place in the queue. There is no swap path.
+Decode first, then prompts that are under way, then new ones while budget and room last
+(`engine.admission`). No room for a running sequence: the one that should run last gives its blocks
+up (*release*; its sealed blocks stay findable) and returns to its old place in the queue. There is
+no swap path.
 
 Threads: step thread only.
 """
@@ -21,15 +22,17 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from kvist.cache import NO_MATCH, KVCacheManager
+from kvist.cache import KVCacheManager
 from kvist.config import SchedulerConfig
+from kvist.engine.admission import Admission
 from kvist.engine.grammar import Matcher
+from kvist.engine.look import SequenceView
 from kvist.engine.planning import plan_step
 from kvist.engine.roster import Roster
 from kvist.engine.sequence import EngineRequest, Sequence, SequenceStatus
 from kvist.engine.step import Scheduled, StepPlan, StepResult, Update
 from kvist.errors import IntegrityError, RequestError
-from kvist.events import EventLog, RequestScheduled, StepDone
+from kvist.events import EventLog, StepDone
 from kvist.keys import RootKey
 
 PROMPT_LOGPROB_TOKENS = 128
@@ -70,9 +73,8 @@ class Scheduler:
         self._room = self._roster.room
         self._waiting, self._running = self._roster.waiting, self._roster.running
         self._sequences = self._roster.sequences
+        self._admission = Admission(config, cache, events, self._roster)
         self._in_flight: StepPlan | None = None
-        # By the plan in flight, and whether for the first time.
-        self._admitted: list[tuple[Sequence, bool]] = []
         self._steps = 0
 
     # ------------------------------------------------------------------ queries
@@ -91,6 +93,36 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether any request is unfinished."""
         return bool(self._sequences)
+
+    @property
+    def num_following(self) -> int:
+        """Waiting sequences whose prefix another one is computing."""
+        return self._waiting.num_following
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Known tokens of all that wait. O(waiting)."""
+        return sum(seq.num_tokens for seq in self._waiting.everyone())
+
+    def num_ahead(self, priority: int) -> int:
+        """Waiting sequences that would run before a new one. O(waiting) where priorities count."""
+        if self.config.scheduling_policy != "priority":
+            return len(self._waiting)
+        return sum(seq.priority <= priority for seq in self._waiting.everyone())
+
+    def has_begun(self, request_id: str) -> bool:
+        """Whether something was computed for a sequence; also when there is no such one."""
+        seq = self._sequences.get(request_id)
+        return seq is None or seq.num_cached_tokens is not None
+
+    def view(self, request_id: str) -> SequenceView | None:
+        """How an unfinished sequence stands; ``None`` if there is no such one."""
+        seq = self._sequences.get(request_id)
+        return SequenceView.of(seq) if seq is not None else None
+
+    def views(self) -> list[SequenceView]:
+        """How everyone stands, by arrival."""
+        return [SequenceView.of(seq) for seq in self._sequences.values()]
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._sequences
@@ -116,8 +148,15 @@ class Scheduler:
         """Raise what `add` would raise; change nothing."""
         self._roster.refuse(request)
 
-    def abort(self, request_id: str, index: int | None = None) -> Update | None:
+    def abort(
+        self, request_id: str, index: int | None = None, error: str | None = None
+    ) -> Update | None:
         """End a request, or one of its continuations, and free what it holds.
+
+        Parameters
+        ----------
+        error : str or None
+            Why, where it was not asked for by whoever asked for the request.
 
         Returns
         -------
@@ -125,7 +164,7 @@ class Scheduler:
             ``None`` when there is no such request any more, or when it is part of the plan in
             flight: then its blocks are released, and the update comes, when that is recorded.
         """
-        return self._roster.abort(request_id, index)
+        return self._roster.abort(request_id, index, error)
 
     def fail(self, request_id: str, error: str) -> list[Update]:
         """End a request with an error. `request_id` is a plan's; REQUIRES none is in flight."""
@@ -183,7 +222,7 @@ class Scheduler:
                 n = min(n, rows)
                 rows -= n
             while (allocation := self._room.reserve(seq, seq.num_computed + n)) is None:
-                victim = self._running.last
+                victim = self._running.victim()
                 if chosen.pop(victim.request_id, None) is not None:
                     budget += victim.num_scheduled
                 self._roster.preempt(victim)
@@ -196,59 +235,10 @@ class Scheduler:
                 chosen[seq.request_id] = seq
                 budget -= n
         if not preempted:
-            self._admit(budget, rows, chosen, only)
+            self._admission.admit(budget, rows, chosen, only)
         self._steps += 1
         self._in_flight = plan_step(self._steps, chosen.values(), self.cache, tuple(preempted))
         return self._in_flight
-
-    def _admit(
-        self, budget: int, rows: int, chosen: dict[str, Sequence], only: Container[str] | None
-    ) -> None:
-        ahead = None
-        for seq in self._waiting:
-            if budget == 0 or len(self._running) >= self.config.max_num_seqs:
-                break
-            if only and seq.request_id not in only:
-                continue
-            if seq.needs_prompt_logprobs and rows == 0:
-                continue
-            match = NO_MATCH
-            # Logits are not cached: who wants those of the prompt computes all of it.
-            if seq.chain is not None and not seq.needs_prompt_logprobs:
-                seq.chain.extend(seq.token_ids)
-                keys = seq.chain.keys
-                match = self.cache.match(keys, seq.num_tokens)
-                limit = (seq.num_tokens - 1) // self.cache.block_size
-                leader = self._waiting.leader_key(keys, len(match.block_ids), limit)
-                if leader is not None:
-                    self._waiting.follow(seq, leader)
-                    continue
-            if ahead is None:
-                ahead = sum(map(self._room.ahead, self._running))
-            if not self._room.admits(seq, match, ahead):
-                break
-            n = min(seq.num_tokens - match.num_tokens, budget)
-            if seq.needs_prompt_logprobs:
-                n = min(n, rows)
-                rows -= n
-            seq.table = self.cache.open_table()
-            allocation = self._room.reserve(seq, match.num_tokens + n, match)
-            if allocation is None:
-                raise IntegrityError(f"no room for {seq!r} although it was counted")
-            self._waiting.remove(seq)
-            self._roster.run(seq)
-            first = seq.num_cached_tokens is None
-            self._admitted.append((seq, first))
-            if first:
-                seq.num_cached_tokens = match.num_tokens
-            self._waiting.promise(
-                seq, len(match.block_ids), seq.num_tokens // self.cache.block_size
-            )
-            seq.num_scheduled = n
-            seq.allocation = allocation
-            chosen[seq.request_id] = seq
-            budget -= n
-            ahead += self._room.ahead(seq)
 
     # ------------------------------------------------------------------ record
 
@@ -262,12 +252,10 @@ class Scheduler:
         """
         result.check(plan)
         self._take_flight(plan)
-        for seq, first in self._admitted:
-            self._events.emit(
-                RequestScheduled(seq.request_id, seq.num_computed, seq.num_tokens, not first)
-            )
-        self._admitted.clear()
+        self._admission.record()
         updates: list[Update] = []
+        num_prompt = num_again = 0
+        sampled: list[str] = []
         for item in plan.scheduled:
             seq = self._sequences[item.request_id]
             seq.num_scheduled = 0
@@ -277,10 +265,22 @@ class Scheduler:
             elif item.request_id in result.failed:
                 updates += self._roster.fail(seq, result.failed[item.request_id])
             else:
-                self._record(seq, item, result)
+                new, again = self._record(seq, item, result)
+                num_prompt += new
+                num_again += again
                 if item.sample is not None:
+                    sampled.append(seq.request_id)
                     updates += self._append(seq, result)
-        self._events.emit(StepDone(plan.num_tokens, len(plan.scheduled), len(self._waiting)))
+        self._events.emit(
+            StepDone(
+                plan.num_tokens,
+                len(plan.scheduled),
+                len(self._waiting),
+                num_prompt,
+                num_again,
+                tuple(sampled),
+            )
+        )
         return updates
 
     def rollback(self, plan: StepPlan) -> list[Update]:
@@ -301,12 +301,7 @@ class Scheduler:
             self.cache.cancel(seq.table, seq.allocation)
             seq.num_scheduled = 0
             seq.allocation = None
-        for seq, first in self._admitted:
-            self._roster.let_go(seq)
-            if first:
-                seq.num_cached_tokens = None
-            self._waiting.push(seq)
-        self._admitted.clear()
+        self._admission.take_back()
         aborted = [self._sequences[item.request_id] for item in plan.scheduled]
         return [self._roster.finish(seq, "abort") for seq in aborted if seq.abort_requested]
 
@@ -315,15 +310,18 @@ class Scheduler:
             raise IntegrityError(f"step {plan.step} is not the plan in flight")
         self._in_flight = None
 
-    def _record(self, seq: Sequence, item: Scheduled, result: StepResult) -> None:
+    def _record(self, seq: Sequence, item: Scheduled, result: StepResult) -> tuple[int, int]:
+        """Record a run; return how many tokens of it `Sequence.see` calls new and not new."""
         assert seq.table is not None
         num_tokens = item.position + len(item.token_ids)
+        seen = seq.see(num_tokens)
         full = self.cache.commit(seq.table, num_tokens, seq.token_ids, seq.chain)
         self._waiting.fulfil(seq, full)
         if item.prompt_rows is not None and seq.prompt_logprobs is not None:
             # After a preemption the first of them are known already.
             known = len(seq.prompt_logprobs) - item.position
             seq.prompt_logprobs += result.prompt_logprobs[item.request_id][max(0, known) :]
+        return seen
 
     def _append(self, seq: Sequence, result: StepResult) -> list[Update]:
         first = seq.num_output_tokens == 0

@@ -52,6 +52,11 @@ class EngineRequest:
         Requests that differ in these never share blocks.
     grammar : GrammarSpec or None
         What every continuation must look like.
+    timeout_s : float or None
+        From arrival to the last token; what is not done by then ends as aborted.
+    arrived_s : float or None
+        When it reached the service, on the monotonic clock that all processes of a machine share.
+        ``None``: when it reaches the engine.
     """
 
     request_id: str
@@ -62,6 +67,8 @@ class EngineRequest:
     adapter: str = ""
     salt: str = ""
     grammar: GrammarSpec | None = None
+    timeout_s: float | None = None
+    arrived_s: float | None = None
 
     def check(self, max_model_len: int, max_logprobs: int = 20) -> int:
         """Return how long the sequence may get, prompt and output, in a window of `max_model_len`.
@@ -70,7 +77,7 @@ class EngineRequest:
         ------
         RequestError
             If the prompt is empty, or leaves no room for one new token, or more than `max_logprobs`
-            log probabilities a position are asked for.
+            log probabilities a position are asked for, or the timeout is not above 0.
         """
         for param in ("logprobs", "prompt_logprobs"):
             asked = getattr(self.params, param)
@@ -80,6 +87,10 @@ class EngineRequest:
                     " raise it",
                     param,
                 )
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise RequestError(
+                f"timeout={self.timeout_s} leaves no time; give seconds above 0", "timeout"
+            )
         length = len(self.prompt_token_ids)
         if length == 0:
             raise RequestError("the prompt is empty: there is nothing to continue", "prompt")
@@ -145,6 +156,12 @@ class Sequence:
         How often each token was generated, 0 for those of the prompt; where penalties ask for it.
     prompt_logprobs : list of TokenLogprobs, or None
         Those of prompt tokens 1, 2, … as far as they were computed; ``None`` if nobody asks.
+    num_seen : int
+        Leading tokens it once had K and V of; what is computed below that is computed again.
+    passes : int
+        How many that came later were let in before it, because it found no room.
+    output_at_preemption : int
+        Generated tokens when it was last preempted; -1 if it never was.
     """
 
     __slots__ = (
@@ -160,8 +177,11 @@ class Sequence:
         "num_cached_tokens",
         "num_prompt_tokens",
         "num_scheduled",
+        "num_seen",
+        "output_at_preemption",
         "owner_id",
         "params",
+        "passes",
         "preemptions",
         "priority",
         "promised",
@@ -198,7 +218,10 @@ class Sequence:
         self.allocation: Allocation | None = None
         self.num_scheduled = 0
         self.num_cached_tokens: int | None = None
+        self.num_seen = 0
+        self.passes = 0
         self.preemptions = 0
+        self.output_at_preemption = -1
         self.promised = range(0)
         self.abort_requested = False
         self.owner_id = self.request_id
@@ -218,6 +241,7 @@ class Sequence:
         other.request_id = other.owner_id = request_id
         other.token_ids = list(self.token_ids)
         other.num_cached_tokens = self.num_cached_tokens
+        other.num_seen = self.num_seen
         other.matcher = self.matcher.fork() if self.matcher else None
         other.counts = dict(self.counts) if self.counts is not None else None
         other.prompt_logprobs = None
@@ -261,6 +285,25 @@ class Sequence:
     def output_token_ids(self) -> list[int]:
         """Generated tokens, a copy."""
         return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def owes_a_token(self) -> bool:
+        """Whether it was preempted and has said nothing since: it should not be again."""
+        return self.num_output_tokens == self.output_at_preemption
+
+    def see(self, num_tokens: int) -> tuple[int, int]:
+        """Note that K and V of the tokens from `num_computed` up to `num_tokens` were computed.
+
+        Returns
+        -------
+        tuple of int
+            Prompt tokens among them that are new, and tokens of any kind that are not.
+        """
+        start, seen = self.num_computed, self.num_seen
+        again = max(0, min(num_tokens, seen) - start)
+        prompt = max(0, min(num_tokens, self.num_prompt_tokens) - max(start, seen))
+        self.num_seen = max(seen, num_tokens)
+        return prompt, again
 
     @property
     def needs_prompt_logprobs(self) -> bool:

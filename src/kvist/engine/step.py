@@ -173,7 +173,7 @@ class Update:
     num_cached_tokens : int
         Prompt tokens that came from the cache when the request first ran.
     error : str or None
-        Why, when the reason is ``"error"``.
+        Why, when the reason is ``"error"``, or ``"abort"`` and nobody asked for it.
     index : int
         Which continuation; below ``params.num_samples``.
     is_last : bool

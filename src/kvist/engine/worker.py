@@ -33,7 +33,7 @@ import msgspec
 import zmq
 
 from kvist.config import EngineConfig
-from kvist.engine.bill import StartupBill
+from kvist.engine.bill import MemoryUse, StartupBill
 from kvist.engine.engine import Engine
 from kvist.engine.messages import (
     HIGH_WATER,
@@ -53,7 +53,9 @@ from kvist.engine.messages import (
     Stopped,
     Updates,
 )
+from kvist.engine.sequence import EngineRequest
 from kvist.engine.step import Update
+from kvist.engine.telemetry import Telemetry
 from kvist.errors import ConfigError, EngineDeadError, KvistError, RequestError
 
 GLANCE_MS = 500
@@ -114,12 +116,14 @@ class Worker:
 
     Parameters
     ----------
-    engine : Engine
+    opened : Opened
     link : Link
     """
 
-    def __init__(self, engine: Engine, link: Link) -> None:
-        self._engine = engine
+    def __init__(self, opened: Opened, link: Link) -> None:
+        self._opened = opened
+        self._engine = opened.engine
+        self._telemetry = Telemetry(opened.engine.events, opened.max_model_len)
         self._link = link
         self._stopping = False
         self._finishing = False
@@ -148,10 +152,7 @@ class Worker:
                 case Add(request):
                     # While finishing: no answer now; the server tells those who wait when we end.
                     if not self._finishing:
-                        try:
-                            self._engine.add_request(request)
-                        except RequestError as error:
-                            self._link.send(Refused(request.request_id, str(error), error.param))
+                        self._offer(request)
                 case Abort(request_id, index):
                     update = self._engine.abort_request(request_id, index)
                     if update is not None:
@@ -161,17 +162,35 @@ class Worker:
                 case Stop():
                     self._stopping = True
 
+    def _offer(self, request: EngineRequest) -> None:
+        request_id = request.request_id
+        try:
+            overload = self._engine.offer(request)
+        except RequestError as error:
+            self._link.send(Refused(request_id, str(error), error.param))
+            return
+        if overload is not None:
+            self._link.send(Refused(request_id, overload.message, None, overload.retry_after_s))
+
     def _tell(self, updates: list[Update]) -> None:
         if updates:
             self._link.send(Updates(tuple(updates)))
 
     def _stats(self) -> Stats:
         scheduler = self._engine.scheduler
+        cache = scheduler.cache.stats()
         return Stats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
-            num_used_blocks=scheduler.cache.num_used_blocks,
-            num_blocks=scheduler.cache.num_blocks,
+            num_following=scheduler.num_following,
+            num_awaiting_grammar=self._engine.num_awaiting_grammar,
+            num_queued_tokens=scheduler.num_queued_tokens,
+            num_used_blocks=cache.num_used_blocks,
+            num_blocks=cache.num_blocks,
+            cache=cache,
+            memory=self._opened.memory(),
+            counts=self._telemetry.counts(),
+            bill=self._opened.bill,
         )
 
 
@@ -189,6 +208,9 @@ class Opened(Protocol):
     @property
     def bill(self) -> StartupBill:
         """What its memory is spent on."""
+
+    def memory(self) -> MemoryUse:
+        """Look at what of that is there now. A few milliseconds."""
 
 
 def run(open_engine: Callable[[EngineConfig], Opened]) -> int:
@@ -246,7 +268,7 @@ def _open(launch: Launch, link: Link, open_engine: Callable[[EngineConfig], Open
             bill=opened.bill,
         )
     )
-    return Worker(opened.engine, link)
+    return Worker(opened, link)
 
 
 def _die_with_parent() -> None:

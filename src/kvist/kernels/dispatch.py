@@ -18,7 +18,7 @@ from kvist.kernels import cpu, paged, reference
 from kvist.kernels.batch import AttentionBatch
 from kvist.spec import BlockLayout
 
-BACKENDS = ("cpp", "torch", "reference")
+BACKENDS = ("cpp", "torch", "sdpa", "reference")
 OPERATIONS = ("write_kv", "copy_blocks", "decode", "prefill")
 
 WriteKernel = Callable[[Tensor, BlockLayout, int, Tensor, Tensor, Tensor], None]
@@ -159,7 +159,7 @@ def select(
     num_query_heads : int
         Q, a multiple of the layout's KV heads.
     prefer : str, optional
-        ``"cpp"``, ``"torch"`` or ``"reference"``; without it the fastest that can run here.
+        ``"cpp"``, ``"torch"``, ``"sdpa"`` or ``"reference"``; without it the fastest that can run here.
 
     Raises
     ------
@@ -186,6 +186,16 @@ def select(
             reference.decode,
             reference.prefill,
             tuple((name, "reference", "asked for") for name in OPERATIONS),
+        )
+    if prefer == "sdpa":
+        return KernelSet(
+            reference.write_kv,
+            reference.copy_blocks,
+            paged.decode_gathered,
+            paged.prefill,
+            tuple(
+                (name, "sdpa", "asked for: the arithmetic of transformers") for name in OPERATIONS
+            ),
         )
     torch_prefill = "gathers each context, then torch's own attention"
     if prefer == "torch" or obstacle is not None:

@@ -90,6 +90,45 @@ def _gather(view: Tensor, blocks: Tensor) -> Tensor:
     return taken.float().flatten(2, 3) if view.dtype != torch.float32 else taken.flatten(2, 3)
 
 
+def decode_gathered(
+    query: Tensor,
+    pool: Tensor,
+    layout: BlockLayout,
+    layer: int,
+    batch: AttentionBatch,
+    scale: float,
+    out: Tensor,
+    lse: Tensor | None,
+) -> None:
+    """Attention of the first ``num_decodes`` sequences, by torch's own attention one at a time.
+
+    Slower than `decode`, and of another use: it is the arithmetic of transformers. A prompt that
+    runs alone gets the same bits as there, in 16 bit too, so that every difference left is a bug.
+    """
+    sequences = range(batch.num_decodes)
+    if lse is not None:
+        reference.attend(query, pool, layout, layer, batch, scale, out, lse, sequences)
+        return
+    views = reference.layer_views(pool, layout, layer)
+    for r in sequences:
+        key, value = _contiguous_context(views, batch, r, query.dtype)
+        one = query[r][None, :, None]  # [1, Q, 1, Dk]
+        done = scaled_dot_product_attention(one, key, value, scale=scale, enable_gqa=True)
+        out[r] = done[0, :, 0]
+
+
+def _contiguous_context(
+    views: tuple[Tensor, Tensor], batch: AttentionBatch, r: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Gather K [1, H, context, Dk] and V of one sequence."""
+    context = batch.context_lens[r]
+    table = batch.block_tables[r, : -(-context // batch.block_size)].long()
+    key, value = (
+        view[table].transpose(0, 1).flatten(1, 2)[None, :, :context].to(dtype) for view in views
+    )
+    return key, value
+
+
 def prefill(
     query: Tensor,
     pool: Tensor,
@@ -123,10 +162,7 @@ def prefill(
     for r in sequences:
         queries, context = batch.query_lens[r], batch.context_lens[r]
         start, first = batch.query_start_list[r], context - queries
-        table = batch.block_tables[r, : -(-context // layout.block_size)].long()
-        key, value = (
-            view[table].transpose(0, 1).flatten(1, 2)[None, :, :context].to(dtype) for view in views
-        )
+        key, value = _contiguous_context(views, batch, r, dtype)
         mine = query[start : start + queries].transpose(0, 1)[None].to(dtype)  # [1, Q, t, Dk]
         if first == 0 and fused_causal:
             done = scaled_dot_product_attention(

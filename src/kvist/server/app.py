@@ -1,28 +1,55 @@
-"""The HTTP face: routes, who may use them, and how errors look.
+"""The HTTP face: routes, and how errors look.
 
-Owns the FastAPI application. What happens in a completion is `kvist.server.chat`'s.
+Owns the FastAPI application. What happens in a completion is `kvist.server.chat`'s and
+`kvist.server.completions`'s; who may come in, `kvist.server.gates`'s.
 """
 
 from __future__ import annotations
 
-import hmac
-import logging
 import time
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kvist import __version__
+from kvist.config import ServerConfig
 from kvist.engine.tokenizer import Tokenizer
 from kvist.errors import KvistError
-from kvist.server.chat import ChatService, Client
+from kvist.server.chat import answer_chat, render
+from kvist.server.chat_schema import ChatCompletionRequest
+from kvist.server.completion_schema import (
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from kvist.server.completions import answer_completion
+from kvist.server.desk import Desk
 from kvist.server.failures import ApiError, as_api_error, from_validation, unavailable
-from kvist.server.schema import ChatCompletionRequest, ModelEntry, ModelList
+from kvist.server.flight import Client
+from kvist.server.gates import BearerGate, BodyGate
+from kvist.server.metrics import add_metric_routes
+from kvist.server.overflow import Window
+from kvist.server.schema import Detokenized, ErrorResponse, ModelEntry, ModelList, Tokens, Version
+from kvist.server.text import TextThread
+from kvist.server.tools import format_of
 
-logger = logging.getLogger(__name__)
+_REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        "/v1/embeddings": "embeddings need a model that was trained to make them",
+        "/v1/responses": "the Responses API keeps conversations; send them to /v1/chat/completions",
+        "/v1/rerank": "ranking needs a model that was trained for it",
+        "/v1/score": "scores need a model that was trained to make them",
+        "/v1/moderations": "moderation needs a model that was trained for it",
+        "/v1/images/generations": "this model writes text only",
+        "/v1/audio/speech": "this model writes text only",
+        "/v1/audio/transcriptions": "this model reads text only",
+    }
+)
+"""Routes of OpenAI's API that clients try, and why they are none of ours."""
 
 
 def create_app(
@@ -33,7 +60,8 @@ def create_app(
     model_root: str,
     max_model_len: int,
     defaults: Mapping[str, Any],
-    api_key: str | None = None,
+    config: ServerConfig | None = None,
+    num_pool_tokens: int | None = None,
 ) -> FastAPI:
     """Make the application.
 
@@ -48,38 +76,162 @@ def create_app(
         Tokens of prompt and answer.
     defaults : mapping
         Sampling options of requests that do not say.
-    api_key : str, optional
-        Asked for as a bearer token below ``/v1``.
+    config : ServerConfig, optional
+        Who may come in, how much, and how prompts and answers are read.
+    num_pool_tokens : int, optional
+        Slots of the KV pool.
+
+    Raises
+    ------
+    ConfigError
+        If the chat template cannot be read.
     """
-    app = FastAPI(title="kvist", docs_url=None, redoc_url=None)
-    service = ChatService(client, tokenizer, served_model_name, defaults)
+    config = config if config is not None else ServerConfig()
+    app = FastAPI(title="kvist", version=__version__, docs_url=None, redoc_url=None)
+    desk = make_desk(
+        client,
+        tokenizer,
+        config,
+        model_name=served_model_name,
+        max_model_len=max_model_len,
+        defaults=defaults,
+        num_pool_tokens=num_pool_tokens,
+    )
+    app.add_middleware(BodyGate, max_body_bytes=config.max_body_bytes)
+    if config.api_key is not None:
+        app.add_middleware(BearerGate, api_key=config.api_key)
+    _add_routes_of_the_model(app, desk, model_root)
+    _add_routes_of_text(app, desk)
+    add_metric_routes(app, client, served_model_name)
+    _add_errors(app)
+    return app
+
+
+def make_desk(
+    client: Client,
+    tokenizer: Tokenizer,
+    config: ServerConfig,
+    *,
+    model_name: str,
+    max_model_len: int,
+    defaults: Mapping[str, Any],
+    num_pool_tokens: int | None,
+) -> Desk:
+    """Gather what every route needs."""
+    template = config.read_chat_template()
+    tool_format: str | None = config.tool_call_parser
+    if tool_format == "auto":
+        tool_format = format_of(template if template is not None else tokenizer.chat_template)
+    return Desk(
+        client=client,
+        tokenizer=tokenizer,
+        thread=TextThread(),
+        model_name=model_name,
+        defaults=dict(defaults),
+        window=Window(max_model_len, config.context_overflow),
+        chat_template=template,
+        tool_format=tool_format,
+        num_pool_tokens=num_pool_tokens,
+    )
+
+
+def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": ErrorResponse} for status in statuses}
+
+
+def _add_routes_of_the_model(app: FastAPI, desk: Desk, model_root: str) -> None:
     entry = ModelEntry(
-        id=served_model_name,
+        id=desk.model_name,
         created=int(time.time()),
         root=model_root,
-        max_model_len=max_model_len,
+        max_model_len=desk.window.max_model_len,
     )
-    if api_key is not None:
-        app.add_middleware(BearerGate, api_key=api_key)
 
-    @app.get("/health")
+    @app.get("/health", responses=_errors(503))
+    @app.get("/ping", responses=_errors(503))
+    @app.post("/ping", responses=_errors(503))
     async def health() -> Response:
-        if client.death is not None:
-            raise unavailable(client.death, "engine_dead")
+        if desk.client.death is not None:
+            raise unavailable(desk.client.death, "engine_dead")
         return Response(status_code=200)
+
+    @app.get("/version")
+    async def version() -> Version:
+        return Version(version=__version__)
 
     @app.get("/v1/models")
     async def models() -> ModelList:
         return ModelList(data=[entry])
 
-    @app.post("/v1/chat/completions", response_model=None)
+    # A name may be a path.
+    @app.get("/v1/models/{name:path}", responses=_errors(404))
+    async def model(name: str) -> ModelEntry:
+        desk.check_model(name)
+        return entry
+
+    refused = _errors(400, 413, 503)
+
+    @app.post("/v1/chat/completions", response_model=None, responses={**refused, **_errors(404)})
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
-        return await service.answer(body, request)
+        return await answer_chat(desk, body, request)
 
-    @app.exception_handler(Exception)
-    async def on_bug(request: Request, error: Exception) -> Response:
-        return as_api_error(error).response()
+    @app.post("/v1/completions", response_model=None, responses={**refused, **_errors(404)})
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        return await answer_completion(desk, body, request)
 
+    def refuse(path: str, reason: str) -> None:
+        @app.post(path, response_model=None, responses=refused, include_in_schema=False)
+        async def refusal() -> Response:
+            raise ApiError(400, f"{path} is not served: {reason}", code="not_served")
+
+    for path, reason in _REFUSED.items():
+        refuse(path, reason)
+
+
+def _add_routes_of_text(app: FastAPI, desk: Desk) -> None:
+    statuses = _errors(400, 404, 413, 503)
+
+    @app.post("/tokenize", responses=statuses)
+    async def tokenize(body: TokenizeRequest) -> Tokens:
+        desk.check_model(body.model)
+        tokenizer = desk.tokenizer
+
+        def work() -> Tokens:
+            if body.prompt is None:
+                ids = render(desk, body, body.turns())
+            else:
+                ids = tokenizer.encode(body.prompt, body.add_special_tokens is not False)
+            spelled = None
+            if body.return_token_strs:
+                spelled = [tokenizer.decode([i], skip_special_tokens=False) for i in ids]
+            return Tokens(
+                count=len(ids),
+                max_model_len=desk.window.max_model_len,
+                tokens=ids,
+                token_strs=spelled,
+            )
+
+        return await desk.thread.run(work)
+
+    @app.post("/detokenize", responses=statuses)
+    async def detokenize(body: DetokenizeRequest) -> Detokenized:
+        desk.check_model(body.model)
+
+        def work() -> Detokenized:
+            for token_id in body.tokens:
+                if not 0 <= token_id < desk.tokenizer.vocab_size:
+                    raise ApiError(
+                        400,
+                        f"tokens: id {token_id} is outside the vocabulary of"
+                        f" {desk.tokenizer.vocab_size}",
+                        param="tokens",
+                    )
+            return Detokenized(prompt=desk.tokenizer.decode(body.tokens, skip_special_tokens=False))
+
+        return await desk.thread.run(work)
+
+
+def _add_errors(app: FastAPI) -> None:
     async def on_ours(request: Request, error: Exception) -> Response:
         return as_api_error(error).response()
 
@@ -90,38 +242,12 @@ def create_app(
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         where = f"{request.method} {request.url.path}"
-        return ApiError(error.status_code, f"{where}: {error.detail}").response()
+        headers = dict(error.headers or {})
+        return ApiError(error.status_code, f"{where}: {error.detail}").response(headers)
 
+    # What nobody expected: the framework logs it, with its traceback.
+    app.add_exception_handler(Exception, on_ours)
     app.add_exception_handler(KvistError, on_ours)
     app.add_exception_handler(ApiError, on_ours)
     app.add_exception_handler(RequestValidationError, on_validation)
     app.add_exception_handler(HTTPException, on_http)
-    return app
-
-
-class BearerGate:
-    """Lets nobody below ``/v1`` without the key; before the body is read.
-
-    Parameters
-    ----------
-    app : ASGIApp
-    api_key : str
-    """
-
-    def __init__(self, app: ASGIApp, api_key: str) -> None:
-        self._app = app
-        self._wanted = f"Bearer {api_key}".encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on, or answer 401."""
-        if scope["type"] == "http" and scope["path"].startswith("/v1"):
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._wanted):
-                refusal = ApiError(
-                    401,
-                    "the API key is missing or wrong; send the header Authorization: Bearer KEY",
-                    code="invalid_api_key",
-                )
-                await refusal.response()(scope, receive, send)
-                return
-        await self._app(scope, receive, send)

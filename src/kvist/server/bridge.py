@@ -17,8 +17,10 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -47,7 +49,13 @@ from kvist.engine.messages import (
 )
 from kvist.engine.sequence import EngineRequest
 from kvist.engine.step import Update
-from kvist.errors import ConfigError, EngineDeadError, KvistError, RequestError
+from kvist.errors import (
+    ConfigError,
+    EngineDeadError,
+    KvistError,
+    OverloadedError,
+    RequestError,
+)
 from kvist.server.stream import RequestStream
 
 MAX_OPEN_REQUESTS = 4096
@@ -213,6 +221,9 @@ class EngineClient:
         assert self._ready is not None, "wait_ready() comes first"
         assert self.refusal is None, "look at `refusal` first"
         request.check(self._ready.max_model_len)
+        if request.arrived_s is None:
+            # The engine may hear of it a whole step later.
+            request = replace(request, arrived_s=time.monotonic())
         self._say(Add(request))
         stream = RequestStream(
             request.request_id, lambda name, index: self._say(Abort(name, index))
@@ -270,8 +281,10 @@ class EngineClient:
             case Updates(updates):
                 for update in updates:
                     self._deal(update)
-            case Refused(request_id, message, param):
+            case Refused(request_id, message, param, None):
                 self._close(request_id).fail(RequestError(message, param))
+            case Refused(request_id, message, _, int(retry_after_s)):
+                self._close(request_id).fail(OverloadedError(message, retry_after_s))
             case Stats():
                 answer = self._asked.popleft()
                 if not answer.done():

@@ -1,282 +1,362 @@
-"""One chat completion: a conversation in, an answer out, whole or as a stream.
+"""Chats: a conversation in, answers out, whole or as a stream.
 
-Owns the way of a request between HTTP and the engine: tokenize, submit, detokenize, abort when the
-client goes. Knows no routes.
-
-Threads: the event loop, and one thread that tokenizes, one prompt at a time.
+Owns the form of a chat's answers, and the tool calls in them. Knows no routes.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
-import uuid
-from collections.abc import AsyncIterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
-from kvist.engine.sequence import EngineRequest
-from kvist.engine.step import Update
-from kvist.engine.tokenizer import Tokenizer
-from kvist.errors import KvistError
-from kvist.server.failures import ApiError, as_api_error, unavailable
+from kvist.engine.grammar import GrammarSpec
+from kvist.engine.sampling import SamplingParams
+from kvist.errors import RequestError
+from kvist.server.chat_schema import ChatCompletionRequest, ChatFields, NamedChoice
+from kvist.server.desk import CLIENT_GONE, Desk, Prepared, event, spell_dropped, stream, whole
+from kvist.server.failures import ApiError
+from kvist.server.flight import ClientGoneError, Flights, Tail, check_open
+from kvist.server.overflow import NOTHING, Turn, keep_last
 from kvist.server.schema import (
     AnswerMessage,
     ChatCompletion,
     ChatCompletionChunk,
-    ChatCompletionRequest,
+    ChatLogprobs,
     Choice,
     ChunkChoice,
     Delta,
-    PromptTokensDetails,
-    Usage,
+    FunctionCall,
+    Kvist,
+    ToolCall,
 )
-from kvist.server.stream import RequestStream
-from kvist.server.text import Answer
+from kvist.server.shape import asked_shape, forced_call
+from kvist.server.spelling import chat_logprobs, prompt_logprobs
+from kvist.server.tools import (
+    FORMATS,
+    REQUIRED,
+    CallDelta,
+    NamedCallParser,
+    Piece,
+    ToolParser,
+)
 
-CLIENT_GONE = 499
-"""nginx's status for "nobody is there to read this"."""
-
-_DONE = b"data: [DONE]\n\n"
-
-
-class Client(Protocol):
-    """What serving needs of an engine; `kvist.server.bridge.EngineClient` is one."""
-
-    @property
-    def death(self) -> str | None:
-        """Why nothing can be served any more."""
-
-    @property
-    def refusal(self) -> str | None:
-        """Why nothing is taken just now."""
-
-    def submit(self, request: EngineRequest) -> RequestStream:
-        """Hand a request to the engine."""
+Parser = ToolParser | NamedCallParser
 
 
-class ChatService:
-    """Answers conversations.
+async def answer_chat(desk: Desk, body: ChatCompletionRequest, http: Request) -> Response:
+    """Answer a conversation.
 
-    Parameters
-    ----------
-    client : Client
-    tokenizer : Tokenizer
-    model_name : str
-        By which clients know the model.
-    defaults : mapping
-        Sampling options of requests that do not say.
+    The headers of a stream are sent with its first token: a request that fails before that gets a
+    status that says so.
+
+    Raises
+    ------
+    ApiError, RequestError, EngineDeadError
+        See `kvist.server.failures`.
     """
-
-    def __init__(
-        self, client: Client, tokenizer: Tokenizer, model_name: str, defaults: Mapping[str, Any]
-    ) -> None:
-        self._client = client
-        self._tokenizer = tokenizer
-        self._model_name = model_name
-        self._defaults = dict(defaults)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
-
-    async def answer(self, body: ChatCompletionRequest, http: Request) -> Response:
-        """Answer a request.
-
-        The headers of a stream are sent with its first token: a request that fails before that gets
-        a status that says so.
-
-        Raises
-        ------
-        ApiError, RequestError, EngineDeadError
-            See `kvist.server.failures`.
-        """
-        self._check_open()
-        request = await self._encode(body)
-        self._check_open()
-        stream = self._client.submit(request)
-        watcher = asyncio.create_task(_abort_when_gone(http, stream))
-        turn = _Turn(body, request, stream, watcher, Answer(self._tokenizer), self._model_name)
-        try:
-            first = await turn.next()
-        except BaseException:
-            turn.close()
-            raise
-        if first is None:
-            turn.close()
-            return Response(status_code=CLIENT_GONE)
-        if body.stream:
-            return StreamingResponse(
-                turn.events(first),
-                media_type="text/event-stream",
-                headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
-            )
-        return await turn.whole(first)
-
-    def _check_open(self) -> None:
-        if self._client.death is not None:
-            raise unavailable(self._client.death, "engine_dead")
-        if self._client.refusal is not None:
-            raise unavailable(self._client.refusal, "overloaded")
-
-    async def _encode(self, body: ChatCompletionRequest) -> EngineRequest:
-        if body.model not in (None, self._model_name):
-            raise ApiError(
-                404,
-                f"the model {body.model!r} does not exist; this server has {self._model_name!r}",
-                param="model",
-                code="model_not_found",
-            )
+    try:
+        check_open(desk.client)
+        desk.check_model(body.model)
         body.refuse_what_is_not_served()
-        params = body.sampling_params(self._defaults)
-        messages = [message.for_template() for message in body.messages]
-        token_ids = await asyncio.get_running_loop().run_in_executor(
-            self._thread,
-            lambda: self._tokenizer.encode_chat(
-                messages, template_kwargs=body.chat_template_kwargs
-            ),
+        body.check_tools()
+        make_parser = _parsers(desk, body)
+        shape = _shape(body)
+        params = _params(desk, body)
+        prepared, params = await desk.thread.run(lambda: _prepare(desk, body, params, shape))
+        check_open(desk.client)
+        flights = desk.launch(http, "chatcmpl", [prepared], params, body, shape)
+        return await _answer(_Turn(desk, body, flights, prepared, make_parser))
+    except ClientGoneError:
+        return Response(status_code=CLIENT_GONE)
+    except RequestError as error:
+        # The engine speaks of a prompt; the client sent messages.
+        param = "messages" if error.param == "prompt" else error.param
+        raise ApiError(400, str(error), param=param) from error
+
+
+async def _answer(turn: _Turn) -> Response:
+    try:
+        await turn.begin()
+        if turn.body.stream:
+            return stream(turn.events(), turn.flights)
+        return whole(await turn.completion())
+    except BaseException:
+        turn.flights.close()
+        raise
+
+
+def render(desk: Desk, body: ChatFields, turns: list[Turn]) -> list[int]:
+    """Return the ids of a conversation. Takes time: on the text thread."""
+    return desk.tokenizer.encode_chat(
+        turns,
+        tools=body.described_tools(),
+        add_generation_prompt=body.opens_turn,
+        chat_template=desk.chat_template,
+        template_kwargs=body.template_variables(),
+    )
+
+
+def _shape(body: ChatCompletionRequest) -> GrammarSpec | None:
+    asked, forced = asked_shape(body), forced_call(body)
+    if asked is not None and forced is not None:
+        raise RequestError(
+            "tool_choice demands a call, and another option another shape; send one of them",
+            "tool_choice",
         )
-        return EngineRequest(
-            request_id=f"chatcmpl-{uuid.uuid4().hex}",
-            prompt_token_ids=tuple(token_ids),
-            params=params,
-            eos_token_ids=self._tokenizer.eos_token_ids,
-            priority=body.priority,
-            salt=body.cache_salt or "",
+    return asked or forced
+
+
+def _params(desk: Desk, body: ChatCompletionRequest) -> SamplingParams:
+    params = body.sampling_params(desk.defaults)
+    form = FORMATS.get(desk.tool_format or "")
+    if body.tools and body.tool_choice in (None, "auto") and form is not None and form.special:
+        # The marks of a call are special tokens; left out, a call would look like text.
+        body.skip_special_tokens = False
+        params = body.sampling_params(desk.defaults)
+    return params
+
+
+def _prepare(
+    desk: Desk, body: ChatCompletionRequest, params: SamplingParams, shape: GrammarSpec | None
+) -> tuple[Prepared, SamplingParams]:
+    params = desk.prepare_params(params, shape)
+    turns, dropped, most = body.turns(), NOTHING, params.max_tokens
+    if desk.window.overflow == "drop-oldest-turns":
+        token_ids, dropped = desk.window.drop_turns(
+            turns, lambda kept: render(desk, body, list(kept)), most
         )
+    else:
+        token_ids = render(desk, body, turns)
+    if (keep := body.truncate_prompt_tokens) is not None:
+        fits = desk.window.max_model_len - 1
+        token_ids = keep_last(token_ids, fits if keep == -1 else keep, desk.tokenizer.bos_token_id)
+    if desk.window.overflow == "truncate":
+        token_ids, dropped = desk.window.truncate(token_ids, most, desk.tokenizer.bos_token_id)
+    return Prepared(token_ids, dropped=dropped), params
+
+
+def _parsers(desk: Desk, body: ChatCompletionRequest) -> Callable[[], Parser] | None:
+    """Return what makes the parser of each answer; ``None`` where an answer is text.
+
+    Raises
+    ------
+    RequestError
+        If the model would never hear of the tools.
+    """
+    if not body.tools or body.tool_choice == "none":
+        return None
+    if isinstance(body.tool_choice, NamedChoice):
+        name = body.tool_choice.function.name
+        return lambda: NamedCallParser(name)
+    names = frozenset(tool.function.name for tool in body.tools)
+    if body.tool_choice == "required":
+        form = REQUIRED
+    elif desk.tool_format is None:
+        raise RequestError(
+            "tools: the chat template of this model has no place for them, so it would not hear of"
+            " them; serve a model that was trained with tools, name a --chat-template and"
+            ' --tool-call-parser, or send tool_choice="required", which needs no training',
+            "tools",
+        )
+    else:
+        form = FORMATS[desk.tool_format]
+    return lambda: ToolParser(form, names, several=body.parallel_tool_calls)
+
+
+class _Voice:
+    """One of the answers: text and calls as they are sent."""
+
+    def __init__(self, tail: Tail, parser: Parser | None, *, is_named: bool) -> None:
+        self.tail = tail
+        self._parser = parser
+        self._is_named = is_named
+
+    def pieces(self) -> list[Piece]:
+        """Return what is new."""
+        text = self.tail.text()
+        if self._parser is None:
+            return [text] if text else []
+        pieces = self._parser.push(text)
+        if self.tail.output.finish_reason is not None:
+            pieces += self._parser.flush()
+        return pieces
+
+    @property
+    def finish_reason(self) -> str | None:
+        """OpenAI's: an answer that ends with calls says so, unless the call was named."""
+        reason = self.tail.output.finish_reason
+        called = self._parser is not None and self._parser.num_calls > 0
+        return "tool_calls" if called and reason == "stop" and not self._is_named else reason
 
 
 class _Turn:
-    """An answer under way, and the two forms in which it is sent."""
+    """The answers to one conversation, and the two forms in which they are sent."""
 
     def __init__(
         self,
+        desk: Desk,
         body: ChatCompletionRequest,
-        request: EngineRequest,
-        stream: RequestStream,
-        watcher: asyncio.Task[None],
-        answer: Answer,
-        model_name: str,
+        flights: Flights,
+        prepared: Prepared,
+        make_parser: Callable[[], Parser] | None,
     ) -> None:
-        self._body = body
-        self._request = request
-        self._stream = stream
-        self._watcher = watcher
-        self._answer = answer
-        self._model_name = model_name
+        self.body = body
+        self.flights = flights
+        self._desk = desk
+        self._news = flights.news()
+        self._output = flights.each[0].output
+        self._make_parser = make_parser
+        self._kvist = spell_dropped([prepared])
         self._created = int(time.time())
 
-    async def next(self) -> Update | None:
-        """Return the next news, ``None`` if the client is gone.
+    async def begin(self) -> None:
+        """Wait for the first news."""
+        await anext(self._news)
 
-        Raises
-        ------
-        ApiError
-            If the request was ended by an error or by the server.
-        """
-        update = await anext(self._stream)
-        if update.finish_reason == "abort":
-            if self._watcher.done():
-                return None
-            raise unavailable("the server is shutting down; ask again", "aborted")
-        if update.finish_reason == "error":
-            raise ApiError(500, f"the request failed: {update.error}", "server_error")
-        return update
-
-    def close(self) -> None:
-        """Stop watching, and abort what has not ended."""
-        self._watcher.cancel()
-        self._stream.abort()
-
-    async def whole(self, first: Update) -> Response:
-        """Collect the answer and send it."""
-        try:
-            update: Update | None = first
-            pieces = [self._answer.take(first)]
-            while self._answer.finish_reason is None:
-                update = await self.next()
-                if update is None:
-                    return Response(status_code=CLIENT_GONE)
-                pieces.append(self._answer.take(update))
-            assert update is not None
-        finally:
-            self.close()
-        completion = ChatCompletion(
-            id=self._request.request_id,
-            object="chat.completion",
+    async def completion(self) -> ChatCompletion:
+        """Wait for the end; return the answers."""
+        async with aclosing(self._news) as news:
+            async for _ in news:
+                pass
+        self.flights.close()
+        found = self._output.prompt_logprobs
+        return ChatCompletion(
+            id=self._output.request_id,
             created=self._created,
-            model=self._model_name,
-            choices=[
-                Choice(
-                    index=0,
-                    message=AnswerMessage(role="assistant", content="".join(pieces)),
-                    finish_reason=self._answer.finish_reason,
-                    logprobs=None,
-                    stop_reason=update.stop_reason,
+            model=self._desk.model_name,
+            choices=[self._choice(voice) for voice in self._voices()],
+            usage=self.flights.usage(),
+            prompt_logprobs=UNSET if found is None else prompt_logprobs(found),
+            kvist=self._kvist,
+        )
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Yield the answers as events: roles, what grows, ends, usage."""
+        voices = self._voices()
+        kvist = self._kvist
+        for voice in voices:
+            yield self._chunk(voice, Delta(role="assistant", content=""), kvist=kvist)
+            kvist = UNSET
+        for voice in voices:
+            for data in self._grown(voice):
+                yield data
+        async with aclosing(self._news) as news:
+            async for _, index in news:
+                for data in self._grown(voices[index]):
+                    yield data
+        for voice in voices:
+            for data in self._grown(voice):
+                yield data
+        if self.body.wants_usage:
+            yield event(
+                ChatCompletionChunk(
+                    id=self._output.request_id,
+                    created=self._created,
+                    model=self._desk.model_name,
+                    choices=[],
+                    usage=self.flights.usage(),
                 )
-            ],
-            usage=self._usage(),
-        )
-        return Response(completion.model_dump_json(), media_type="application/json")
+            )
 
-    async def events(self, first: Update) -> AsyncIterator[bytes]:
-        """Yield the answer as server-sent events: role, texts, finish, usage, [DONE]."""
-        try:
-            yield self._chunk(Delta(role="assistant", content=""))
-            update: Update | None = first
-            while update is not None:
-                text = self._answer.take(update)
-                if text:
-                    yield self._chunk(Delta(content=text))
-                if self._answer.finish_reason is not None:
-                    break
-                update = await self.next()
+    # ------------------------------------------------------------------ inside
+
+    def _voices(self) -> list[_Voice]:
+        make, is_named = self._make_parser, isinstance(self.body.tool_choice, NamedChoice)
+        return [
+            _Voice(Tail(output), None if make is None else make(), is_named=is_named)
+            for output in self._output.outputs
+        ]
+
+    def _choice(self, voice: _Voice) -> Choice:
+        texts: list[str] = []
+        calls: list[ToolCall] = []
+        for piece in voice.pieces():
+            if isinstance(piece, str):
+                texts.append(piece)
+            elif piece.name is not None:
+                function = FunctionCall(piece.name, piece.arguments)
+                calls.append(ToolCall(function, id=piece.id, type="function"))
             else:
-                return
-            yield self._chunk(Delta(), self._answer.finish_reason)
-            if self._wants_usage:
-                yield self._event([], self._usage())
-            yield _DONE
-        except (ApiError, KvistError) as error:
-            yield as_api_error(error).event()
-            yield _DONE
-        finally:
-            self.close()
-
-    @property
-    def _wants_usage(self) -> bool:
-        options = self._body.stream_options
-        return options is not None and options.include_usage
-
-    def _usage(self) -> Usage:
-        prompt, completion = len(self._request.prompt_token_ids), self._answer.num_tokens
-        return Usage(
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            total_tokens=prompt + completion,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=self._answer.num_cached_tokens),
+                function = calls[piece.index].function
+                function.arguments = (function.arguments or "") + piece.arguments
+        content = "".join(texts)
+        output = voice.tail.output
+        return Choice(
+            index=output.index,
+            message=AnswerMessage(
+                "assistant", content if content or not calls else None, None, calls or UNSET
+            ),
+            finish_reason=voice.finish_reason,
+            logprobs=self._logprobs(voice.tail),
+            stop_reason=output.stop_reason,
         )
 
-    def _chunk(self, delta: Delta, finish_reason: str | None = None) -> bytes:
-        return self._event(
-            [ChunkChoice(index=0, delta=delta, finish_reason=finish_reason, logprobs=None)], None
+    def _grown(self, voice: _Voice) -> list[bytes]:
+        """Return the events of what is new of an answer."""
+        if voice.tail.is_over:
+            return []
+        pieces = voice.pieces()
+        logprobs = self._logprobs(voice.tail)
+        if logprobs is not None and not logprobs.content:
+            logprobs = None
+        if logprobs is not None and not pieces:
+            # Tokens whose text is held back still have been chosen.
+            pieces = [""]
+        events = []
+        for piece in pieces:
+            events.append(self._chunk(voice, _delta(piece), logprobs))
+            logprobs = None
+        if voice.tail.output.finish_reason is not None:
+            voice.tail.is_over = True
+            events.append(self._chunk(voice, Delta(), is_end=True))
+        return events
+
+    def _logprobs(self, tail: Tail) -> ChatLogprobs | None:
+        new = tail.logprobs()
+        if new is None:
+            return None
+        return chat_logprobs(*new, self.body.top_logprobs or 0, self._desk.tokenizer)
+
+    def _chunk(
+        self,
+        voice: _Voice,
+        delta: Delta,
+        logprobs: ChatLogprobs | None = None,
+        *,
+        is_end: bool = False,
+        kvist: Kvist | UnsetType = UNSET,
+    ) -> bytes:
+        output = voice.tail.output
+        choice = ChunkChoice(
+            output.index,
+            delta,
+            logprobs,
+            voice.finish_reason if is_end else None,
+            output.stop_reason if is_end else UNSET,
+        )
+        # OpenAI: null on every event but the last, where it was asked for; else left out.
+        usage = None if self.body.wants_usage else UNSET
+        return event(
+            ChatCompletionChunk(
+                id=self._output.request_id,
+                created=self._created,
+                model=self._desk.model_name,
+                choices=[choice],
+                usage=self.flights.usage() if self.body.wants_usage_always else usage,
+                kvist=kvist,
+            )
         )
 
-    def _event(self, choices: list[ChunkChoice], usage: Usage | None) -> bytes:
-        chunk = ChatCompletionChunk(
-            id=self._request.request_id,
-            object="chat.completion.chunk",
-            created=self._created,
-            model=self._model_name,
-            choices=choices,
-            # OpenAI: null on every chunk but the last, where it was asked for; else left out.
-            **({"usage": usage} if self._wants_usage else {}),
-        )
-        return b"data: " + chunk.model_dump_json(exclude_unset=True).encode() + b"\n\n"
 
-
-async def _abort_when_gone(http: Request, stream: RequestStream) -> None:
-    """Wait until the client disconnects, then abort. The body must have been read."""
-    while (await http.receive())["type"] != "http.disconnect":
-        pass
-    stream.abort()
+def _delta(piece: Piece) -> Delta:
+    match piece:
+        case str():
+            return Delta(content=piece)
+        case CallDelta(index, arguments, call_id, name):
+            kind = None if name is None else "function"
+            call = ToolCall(FunctionCall(name, arguments), index, call_id, kind)
+            return Delta(tool_calls=[call])

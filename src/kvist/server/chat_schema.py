@@ -172,10 +172,10 @@ class ChatFields(Body):
     """What is rendered by the chat template."""
 
     messages: list[Message]
-    tools: list[Tool] = []
+    tools: list[Tool] = Field(default_factory=list)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     def turns(self) -> list[dict[str, Any]]:
         """Return the messages as chat templates read them."""

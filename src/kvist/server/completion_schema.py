@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import PlainValidator, model_validator
+from pydantic import Field, PlainValidator, model_validator
 
 from kvist.errors import RequestError
 from kvist.server.chat_schema import ChatFields, Message
@@ -91,7 +91,7 @@ class TokenizeRequest(ChatFields):
     """Body of ``POST /tokenize``: a text, or a conversation."""
 
     prompt: str | None = None
-    messages: list[Message] = []
+    messages: list[Message] = Field(default_factory=list)
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
 

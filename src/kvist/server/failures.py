@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from kvist.errors import EngineDeadError, RequestError
+from kvist.errors import EngineDeadError, OverloadedError, RequestError
 from kvist.server.schema import ErrorBody, ErrorResponse
 
 RETRY_AFTER_S = 5
@@ -31,6 +31,8 @@ class ApiError(Exception):
         `type` in OpenAI's words.
     param, code : str or None
         As OpenAI has them.
+    retry_after_s : int
+        Said with status 503.
     """
 
     def __init__(
@@ -40,9 +42,11 @@ class ApiError(Exception):
         kind: str = "invalid_request_error",
         param: str | None = None,
         code: str | None = None,
+        retry_after_s: int = RETRY_AFTER_S,
     ) -> None:
         super().__init__(message)
         self.status = status
+        self.retry_after_s = retry_after_s
         self.body = ErrorResponse(
             error=ErrorBody(message=message, type=kind, param=param, code=code)
         )
@@ -51,11 +55,11 @@ class ApiError(Exception):
         """Return the error as an event of a stream whose headers are sent."""
         return b"data: " + self.body.model_dump_json().encode() + b"\n\n"
 
-    def response(self) -> Response:
-        """Return the error as an HTTP answer."""
-        headers = {}
+    def response(self, others: Mapping[str, str] | None = None) -> Response:
+        """Return the error as an HTTP answer; `others` are headers of it."""
+        headers = dict(others or {})
         if self.status == HTTPStatus.SERVICE_UNAVAILABLE:
-            headers["Retry-After"] = str(RETRY_AFTER_S)
+            headers["Retry-After"] = str(self.retry_after_s)
         if self.status == HTTPStatus.UNAUTHORIZED:
             headers["WWW-Authenticate"] = "Bearer"
         return Response(
@@ -75,6 +79,11 @@ def as_api_error(error: Exception) -> ApiError:
             return error
         case RequestError():
             return ApiError(400, str(error), param=error.param)
+        case OverloadedError():
+            message, retry_after_s = f"{error}; ask again later", error.retry_after_s
+            return ApiError(
+                503, message, "server_error", code="overloaded", retry_after_s=retry_after_s
+            )
         case EngineDeadError():
             return unavailable(str(error), "engine_dead")
         case _:

@@ -193,6 +193,8 @@ class CommonFields(Body):
     guided_grammar: str | None = None
     priority: Int64 = 0
     cache_salt: str | None = None
+    # Ours: seconds from arrival to the last token.
+    timeout: float | None = None
 
     @property
     def wants_usage(self) -> bool:

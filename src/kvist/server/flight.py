@@ -9,12 +9,13 @@ Threads: the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from starlette.requests import Request
 
 from kvist.engine.answer import Answer
+from kvist.engine.messages import Stats
 from kvist.engine.outputs import CompletionOutput, Logprobs, RequestOutput
 from kvist.engine.sequence import EngineRequest
 from kvist.engine.tokenizer import Tokenizer
@@ -23,7 +24,7 @@ from kvist.server.schema import PromptTokensDetails, Usage
 from kvist.server.stream import RequestStream
 
 
-class ClientGone(Exception):
+class ClientGoneError(Exception):
     """The client hung up: nobody is there to read an answer."""
 
 
@@ -40,6 +41,9 @@ class Client(Protocol):
 
     def submit(self, request: EngineRequest) -> RequestStream:
         """Hand a request to the engine."""
+
+    async def stats(self) -> Stats:
+        """Ask how the engine stands."""
 
 
 def check_open(client: Client) -> None:
@@ -68,7 +72,11 @@ class Flight:
     """
 
     def __init__(
-        self, request: EngineRequest, prompt: str | None, stream: RequestStream, tokenizer: Tokenizer
+        self,
+        request: EngineRequest,
+        prompt: str | None,
+        stream: RequestStream,
+        tokenizer: Tokenizer,
     ) -> None:
         self.request = request
         self.output = RequestOutput(
@@ -90,7 +98,7 @@ class Flight:
 
         Raises
         ------
-        ClientGone
+        ClientGoneError
             If the end came because the client went.
         ApiError
             If the request was ended by an error, or by the server.
@@ -103,7 +111,7 @@ class Flight:
         ended = self.output.outputs[update.index].finish_reason
         if update.finish_reason == "abort" and ended is None:
             if is_gone.is_set():
-                raise ClientGone
+                raise ClientGoneError
             raise unavailable(update.error or "the server is shutting down; ask again", "aborted")
         if self._answer.take(update):
             self._stream.abort(update.index)
@@ -130,12 +138,12 @@ class Flights:
         self._is_gone = asyncio.Event()
         self._watcher = asyncio.create_task(self._abort_when_gone(http))
 
-    async def news(self) -> AsyncIterator[tuple[int, int]]:
+    async def news(self) -> AsyncGenerator[tuple[int, int], None]:
         """Yield (flight, continuation) for whatever has grown, until all have ended.
 
         Raises
         ------
-        ClientGone, ApiError, RequestError, EngineDeadError
+        ClientGoneError, ApiError, RequestError, EngineDeadError
             As `Flight.advance`.
         """
         if len(self.each) == 1:

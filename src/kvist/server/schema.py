@@ -142,7 +142,7 @@ class ChunkChoice(msgspec.Struct):
     delta: Delta
     logprobs: ChatLogprobs | None
     finish_reason: str | None
-    stop_reason: int | str | None | UnsetType = UNSET
+    stop_reason: int | str | UnsetType | None = UNSET
 
 
 class ChatCompletionChunk(msgspec.Struct, kw_only=True):
@@ -153,7 +153,7 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     created: int
     model: str
     choices: list[ChunkChoice]
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
     kvist: Kvist | UnsetType = UNSET
 
 
@@ -176,7 +176,7 @@ class Completion(msgspec.Struct, kw_only=True):
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
     kvist: Kvist | UnsetType = UNSET
 
 

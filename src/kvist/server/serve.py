@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from kvist.config import EngineConfig
+from kvist.config import EngineConfig, ServerConfig
 from kvist.engine.bill import StartupBill
 from kvist.engine.defaults import generation_defaults
 from kvist.engine.weights.source import ModelSource, resolve
@@ -50,35 +50,21 @@ _AT_ONCE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """What `serve` was asked for besides the engine's options."""
+    """What `serve` was asked for, and what came of it."""
 
     name: str
-    host: str
     port: int
-    api_key: str | None
-    shutdown_timeout_s: float
+    config: ServerConfig
 
 
-def serve(
-    config: EngineConfig,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    *,
-    api_key: str | None = None,
-    shutdown_timeout_s: float = 30.0,
-) -> int:
+def serve(config: EngineConfig, options: ServerConfig | None = None) -> int:
     """Serve a model over HTTP until SIGINT or SIGTERM.
 
     Parameters
     ----------
     config : EngineConfig
-    host : str
-    port : int
-        0 lets the system choose; the address is printed.
-    api_key : str, optional
-        Clients must send it as a bearer token.
-    shutdown_timeout_s : float
-        That open requests get to finish after the first signal. A second one ends all at once.
+    options : ServerConfig, optional
+        Its `shutdown_timeout` begins with the first signal. A second one ends all at once.
 
     Returns
     -------
@@ -88,7 +74,7 @@ def serve(
     Raises
     ------
     ConfigError
-        If the port cannot be had, before anything is loaded; or as the engine.
+        If the port or the chat template cannot be had, before anything is loaded; or as the engine.
     ModelError, DownloadError
         If the model cannot be had.
     EngineDeadError
@@ -99,17 +85,17 @@ def serve(
     -----
     Main thread only: it takes the signals. Wants a process of its own: see `load_tokenizer`.
     """
-    listener = _listen(host, port)
+    options = options if options is not None else ServerConfig()
+    options.read_chat_template()  # an error in it should not wait for the model
+    listener = _listen(options.host, options.port)
     with listener:
         source = resolve(config.model)
-        options = _Options(
+        asked = _Options(
             name=config.served_model_name or config.model,
-            host=host,
             port=listener.getsockname()[1],
-            api_key=api_key,
-            shutdown_timeout_s=shutdown_timeout_s,
+            config=options,
         )
-        return asyncio.run(_run(config, source, listener, options))
+        return asyncio.run(_run(config, source, listener, asked))
 
 
 async def _run(
@@ -148,10 +134,10 @@ async def _serve_until_signal(
         return 1
     console = Console(highlight=False)
     console.print(
-        f"kvist: shutting down; open requests get {options.shutdown_timeout_s:g} s to finish",
+        f"kvist: shutting down; open requests get {options.config.shutdown_timeout:g} s to finish",
         markup=False,
     )
-    draining = asyncio.create_task(_drain(server, client, serving, options.shutdown_timeout_s))
+    draining = asyncio.create_task(_drain(server, client, serving, options.config.shutdown_timeout))
     if await signals.or_done(draining):
         await draining
         return 0
@@ -240,7 +226,8 @@ def _make_server(
         model_root=source.name,
         max_model_len=ready.max_model_len,
         defaults=generation_defaults(source.path),
-        api_key=options.api_key,
+        config=options.config,
+        num_pool_tokens=ready.bill.num_blocks * ready.bill.block_size,
     )
     return Server(
         uvicorn.Config(app, lifespan="off", log_level="warning", timeout_graceful_shutdown=_CLOSE_S)
@@ -281,10 +268,11 @@ def _announce(ready: Ready, source: ModelSource, options: _Options) -> None:
     bill: StartupBill = dataclasses.replace(
         ready.bill, model=source.name, origin=source.origin, notes=notes
     )
-    url = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{options.port}"
+    host = options.config.host
+    url = f"http://{f'[{host}]' if ':' in host else host}:{options.port}"
     body = {"model": options.name, "messages": [{"role": "user", "content": "What is a cache?"}]}
     curl = [f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'"]
-    if options.api_key is not None:
+    if options.config.api_key is not None:
         curl.append('-H "Authorization: Bearer $KVIST_API_KEY"')
     curl.append(f"-d '{json.dumps(body)}'")
     console = Console(highlight=False)

@@ -102,7 +102,7 @@ def _spec(name: str, value: object, param: str) -> GrammarSpec:
             return GrammarSpec("json_schema", json.dumps(_parsed(value, param)))
         case "choice", list():
             return GrammarSpec("choice", json.dumps(value))
-        case ("regex" | "grammar"), str():
+        case (("regex" | "grammar"), str()):
             return GrammarSpec(name, value)
     raise RequestError(f"{param}: a {type(value).__name__} is no {name}", param)
 

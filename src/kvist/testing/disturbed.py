@@ -35,6 +35,9 @@ class RigConfig:
     scheduling_policy: str = "fcfs"
     kv_allocation: KVAllocation = KVAllocation.PAGED
     enable_prefix_caching: bool = True
+    watermark: float = 0.0
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
     vocab_size: int = 61
 
 
@@ -97,7 +100,7 @@ class DisturbedRunner:
             raise StepError(f"after {request_ids}")
         failed = {r: "not finite" for r in request_ids if r in self.not_finite}
         tokens = {r: t for r, t in result.tokens.items() if r not in failed}
-        return StepResult(tokens, failed)
+        return StepResult(tokens, failed, prompt_logprobs=result.prompt_logprobs)
 
     def _inspect(self, plan: StepPlan) -> None:
         config = self._config

@@ -37,6 +37,9 @@ def rig_configs(draw: st.DrawFn) -> RigConfig:
             st.sampled_from((KVAllocation.PAGED, KVAllocation.PAGED, KVAllocation.RESERVE))
         ),
         enable_prefix_caching=draw(st.sampled_from((True, True, True, False))),
+        watermark=draw(st.sampled_from((0.0, 0.0, 0.1, 0.3))),
+        max_num_queued_reqs=draw(st.sampled_from((None, None, None, 1, 3))),
+        max_num_queued_tokens=draw(st.sampled_from((None, None, None, 20, 60))),
         vocab_size=VOCAB,
     )
 
@@ -78,6 +81,7 @@ class EngineMachine(RuleBasedStateMachine):
         salt=st.sampled_from(("", "", "", "other")),
         stop=st.lists(st.integers(0, VOCAB - 1), max_size=2),
         times=st.sampled_from((1, 1, 1, 2, 3)),
+        timeout_s=st.sampled_from((None, None, None, 1.0, 5.0, 25.0)),
     )
     def add(
         self,
@@ -87,12 +91,18 @@ class EngineMachine(RuleBasedStateMachine):
         salt: str,
         stop: list[int],
         times: int,
+        timeout_s: float | None,
     ) -> None:
         """Requests arrive, sometimes several with the same prompt."""
         prompt = prompt[: self.rig.config.max_model_len - 1]
         for _ in range(times):
             self.rig.add(
-                prompt, max_tokens, priority=priority, salt=salt, stop_token_ids=tuple(stop)
+                prompt,
+                max_tokens,
+                priority=priority,
+                salt=salt,
+                stop_token_ids=tuple(stop),
+                timeout_s=timeout_s,
             )
 
     @precondition(_has_active)

@@ -16,16 +16,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvist.cache import KVCacheManager
 from kvist.config import SchedulerConfig
+from kvist.engine.admission import MAX_PASSES
 from kvist.engine.engine import Engine
 from kvist.engine.null_runner import NullRunner, null_generate
 from kvist.engine.sampling import SamplingParams
 from kvist.engine.scheduler import Scheduler
 from kvist.engine.sequence import EngineRequest, SequenceStatus
 from kvist.engine.step import Update
+from kvist.engine.telemetry import Telemetry
 from kvist.events import Event, EventLog, RequestPreempted, RequestScheduled
 from kvist.keys import RootKey
 from kvist.policies.registry import make_policy
@@ -46,6 +48,10 @@ class Story:
         What it produced, what its parent had produced at the fork included.
     forked : bool
         It is a fork or was forked.
+    deadline_s : float or None
+        When it must be over, on the rig's clock.
+    said_when_preempted : int
+        Length of `outputs` when it was last preempted; -1 if it never was.
     """
 
     request_id: str
@@ -56,6 +62,8 @@ class Story:
     forked: bool = False
     preempted: bool = False
     finish_reason: str | None = None
+    deadline_s: float | None = None
+    said_when_preempted: int = -1
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -74,6 +82,8 @@ class EngineRig:
     ----------
     counts : Counter of str
         What happened: forks, follows, hits, aborts by state, rollbacks by hand …
+    now_s : float
+        The engine's clock; a step takes one second.
 
     Notes
     -----
@@ -97,6 +107,9 @@ class EngineRig:
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 scheduling_policy=config.scheduling_policy,
                 kv_allocation=config.kv_allocation,
+                watermark=config.watermark,
+                max_num_queued_reqs=config.max_num_queued_reqs,
+                max_num_queued_tokens=config.max_num_queued_tokens,
             ),
             self.cache,
             self.events,
@@ -104,7 +117,9 @@ class EngineRig:
         )
         inner = NullRunner(config.num_blocks, config.block_size, config.vocab_size, verify=True)
         self.runner = DisturbedRunner(inner, config)
-        self.engine = Engine(self.scheduler, self.runner, self.events)
+        self.now_s = 0.0
+        self.engine = Engine(self.scheduler, self.runner, self.events, clock=lambda: self.now_s)
+        self.telemetry = Telemetry(self.events, config.max_model_len, clock=lambda: self.now_s)
         self.stories: dict[str, Story] = {}
         self.counts: Counter[str] = Counter()
         # (salt, tokens of whole blocks) that some request has computed.
@@ -120,12 +135,14 @@ class EngineRig:
 
     def state(self, request_id: str) -> str:
         """Where an unfinished request stands, in words for `counts`."""
-        seq = self.scheduler._sequences[request_id]
+        view = self.scheduler.view(request_id)
+        if view is None:
+            return "expired"  # in the step under way, whose news are still to come
         story = self.stories[request_id]
-        if seq.status is SequenceStatus.RUNNING:
-            base = "decode" if seq.num_remaining == 1 else "prefill"
+        if view.status is SequenceStatus.RUNNING:
+            base = "decode" if view.num_tokens - view.num_computed_tokens == 1 else "prefill"
             return f"{base}, forked" if story.forked else base
-        return f"{seq.status.value}, preempted" if story.preempted else seq.status.value
+        return f"{view.status.value}, preempted" if story.preempted else view.status.value
 
     # ------------------------------------------------------------------ what may happen
 
@@ -137,21 +154,30 @@ class EngineRig:
         priority: int = 0,
         salt: str = "",
         stop_token_ids: tuple[int, ...] = (),
-    ) -> str:
-        """Ask for a request, and work out what must come of it."""
+        timeout_s: float | None = None,
+    ) -> str | None:
+        """Ask for a request, and work out what must come of it; ``None``: it was turned away."""
         request_id = f"r{len(self.stories)}"
         params = SamplingParams(
             max_tokens=max_tokens, temperature=0.0, stop_token_ids=stop_token_ids
         )
-        self.engine.add_request(
+        num_waiting, num_tokens = self.scheduler.num_waiting, self.scheduler.num_queued_tokens
+        overload = self.engine.offer(
             EngineRequest(
                 request_id=request_id,
                 prompt_token_ids=prompt,
                 params=params,
                 priority=priority,
                 salt=salt,
+                timeout_s=timeout_s,
             )
         )
+        reason = overload.reason if overload is not None else None
+        self._check_door(reason, num_waiting, num_tokens + len(prompt), timeout_s)
+        if overload is not None:
+            assert 1 <= overload.retry_after_s <= 120
+            self.counts[f"rejected: {reason}"] += 1
+            return None
         room = self.config.max_model_len - len(prompt)
         length = room if max_tokens is None else min(room, max_tokens)
         expected = null_generate(prompt, length, self.config.vocab_size)
@@ -159,7 +185,9 @@ class EngineRig:
             if token_id in stop_token_ids:
                 del expected[index + 1 :]
                 break
-        self.stories[request_id] = Story(request_id, prompt, salt, expected)
+        story = self.stories[request_id] = Story(request_id, prompt, salt, expected)
+        if timeout_s is not None:
+            story.deadline_s = self.now_s + timeout_s
         return request_id
 
     def fork(self, request_id: str) -> str:
@@ -202,8 +230,13 @@ class EngineRig:
     def step(self) -> None:
         """One step, and everything that must be true after it."""
         self.runner.in_flight.insert(0, self._count_followers)
+        start_s = self.now_s
         for update in self.engine.step():
             self._take(update)
+        self.now_s += 1.0
+        for request_id in self.active:
+            deadline_s = self.stories[request_id].deadline_s
+            assert deadline_s is None or deadline_s > start_s, f"{request_id} outlived its time"
         self._remember_computed()
         self.check()
 
@@ -251,6 +284,23 @@ class EngineRig:
         self.scheduler.check()
         assert self.scheduler.num_running <= self.config.max_num_seqs
         assert self.scheduler.num_running + self.scheduler.num_waiting == len(self.active)
+        passes = [view.passes for view in self.scheduler.views()]
+        assert max(passes, default=0) <= MAX_PASSES, "passed too often"
+        self.counts["most passes"] = max(self.counts["most passes"], *passes, 0)
+
+    def _check_door(
+        self, reason: str | None, num_waiting: int, num_tokens: int, timeout_s: float | None
+    ) -> None:
+        """Who comes is turned away for a bound that is reached, and for no other reason."""
+        most, most_tokens = self.config.max_num_queued_reqs, self.config.max_num_queued_tokens
+        if most is not None and num_waiting >= most:
+            assert reason == "queued_reqs"
+        elif most_tokens is not None and num_waiting and num_tokens > most_tokens:
+            assert reason == "queued_tokens"
+        elif reason is not None:
+            assert reason == "deadline"
+            assert timeout_s is not None
+            assert num_waiting
 
     def _take(self, update: Update) -> None:
         story = self.stories[update.request_id]
@@ -267,6 +317,12 @@ class EngineRig:
         if reason in ("stop", "length"):
             assert story.outputs == story.expected
             assert story.request_id not in self.runner.poison | self.runner.not_finite
+        elif reason == "abort" and update.error is not None:
+            assert update.error.startswith("deadline")
+            assert story.deadline_s is not None
+            hopeless = self.now_s < story.deadline_s
+            assert not (hopeless and story.outputs), "cut off before its time"
+            self.counts["hopeless" if hopeless else "deadlines"] += 1
         elif reason == "error":
             guilty = self.runner.convicted | self.runner.not_finite
             assert story.request_id in guilty, f"an innocent failed: {update}"
@@ -276,7 +332,10 @@ class EngineRig:
 
     def _witness(self, event: Event) -> None:
         if isinstance(event, RequestPreempted):
-            self.stories[event.request_id].preempted = True
+            story = self.stories[event.request_id]
+            assert len(story.outputs) != story.said_when_preempted, "twice without a token between"
+            story.said_when_preempted = len(story.outputs)
+            story.preempted = True
         elif isinstance(event, RequestScheduled) and event.num_cached_tokens:
             story = self.stories[event.request_id]
             self.counts["hits after preemption" if event.resumed else "hits"] += 1
@@ -288,7 +347,7 @@ class EngineRig:
 
     def _count_followers(self) -> None:
         self.counts["follows"] += sum(
-            seq.status is SequenceStatus.FOLLOWING for seq in self.scheduler._sequences.values()
+            view.status is SequenceStatus.FOLLOWING for view in self.scheduler.views()
         )
 
     def _remember_computed(self) -> None:
@@ -305,16 +364,16 @@ class EngineRig:
 
     def _books(self) -> tuple[object, ...]:
         stats = self.cache.stats()
-        sequences = self.scheduler._sequences.values()
         return (
             stats.num_used_blocks,
             stats.filled_slots,
             self.cache.num_available_blocks,
             self.scheduler.num_running,
             [
-                (s.request_id, s.status is SequenceStatus.RUNNING, s.num_tokens, s.num_computed)
-                for s in sequences
+                # Waiting or following: that may change, it is found out anew in every step.
+                replace(view, status=SequenceStatus.WAITING)
+                if view.status is SequenceStatus.FOLLOWING
+                else view
+                for view in self.scheduler.views()
             ],
-            [(s.table.ids.tobytes(), s.table.num_sealed) for s in sequences if s.table],
-            [s.num_cached_tokens for s in sequences],
         )

@@ -1,0 +1,180 @@
+"""The door: who is turned away because too many wait already, and who has no time left.
+
+Owns the bounds of the queue, what is said to those beyond them, and the deadlines. Looks at the
+scheduler and changes nothing there. No torch. Threads: step thread only.
+
+A queue that takes everyone serves nobody in time: once it is longer than the deadlines allow, every
+request that comes out of it has waited most of its time away and is cut off while it runs. So a
+request that by the pace of late would not be done in time is turned away at once, and one that has
+become hopeless in the queue ends there, before it costs anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from kvist.engine.deadlines import Deadlines
+from kvist.engine.pace import Pace
+from kvist.engine.scheduler import Scheduler
+from kvist.engine.sequence import EngineRequest
+from kvist.events import EventLog
+
+_RETRY_UNKNOWN_S = 5
+_RETRY_MOST_S = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Overload:
+    """Why a request is not taken now.
+
+    Attributes
+    ----------
+    reason : {"queued_reqs", "queued_tokens", "deadline"}
+        For metrics.
+    message : str
+        For people.
+    retry_after_s : int
+        When it may look better, by the pace of late.
+    """
+
+    reason: str
+    message: str
+    retry_after_s: int
+
+
+class Door:
+    """Says whom the queue has no place for, and whose time is over.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+        Looked at, never changed.
+    events : EventLog
+    clock : callable
+        Seconds; monotonic.
+    request_timeout_s : float or None
+        That requests get at most; one may ask for less.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        events: EventLog,
+        clock: Callable[[], float],
+        request_timeout_s: float | None = None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._clock = clock
+        self._most_s = request_timeout_s
+        self._pace = Pace(clock)
+        events.subscribe(self._pace)
+        self._deadlines = Deadlines()
+        self._requests: dict[str, EngineRequest] = {}
+
+    # ------------------------------------------------------------------ coming
+
+    def stamp(self, request: EngineRequest) -> EngineRequest:
+        """Return a request with its arrival, and with a timeout if the engine has one."""
+        now = self._clock()
+        arrived_s = now if request.arrived_s is None else min(now, request.arrived_s)
+        asked = (request.timeout_s, self._most_s)
+        timeout_s = min((t for t in asked if t is not None), default=None)
+        return replace(request, arrived_s=arrived_s, timeout_s=timeout_s)
+
+    def overload(self, request: EngineRequest, num_elsewhere: int = 0) -> Overload | None:
+        """Say why a stamped request is not taken now, or ``None``: it is.
+
+        An empty queue takes anything: there the bounds would refuse what can be served.
+
+        Parameters
+        ----------
+        num_elsewhere : int
+            Requests that wait and that the scheduler does not know yet.
+        """
+        num_waiting = self._scheduler.num_waiting + num_elsewhere
+        if num_waiting == 0:
+            return None
+        config = self._scheduler.config
+        most = config.max_num_queued_reqs
+        if most is not None and num_waiting >= most:
+            return Overload(
+                "queued_reqs",
+                f"{num_waiting} requests wait, and --max-num-queued-reqs={most}",
+                self._until_half(num_waiting),
+            )
+        most = config.max_num_queued_tokens
+        if most is not None:
+            held, length = self._scheduler.num_queued_tokens, len(request.prompt_token_ids)
+            if held + length > most:
+                return Overload(
+                    "queued_tokens",
+                    f"requests with {held} tokens wait, this one has {length}, and"
+                    f" --max-num-queued-tokens={most}",
+                    self._until_half(num_waiting),
+                )
+        return self._too_late(request)
+
+    def _too_late(self, request: EngineRequest) -> Overload | None:
+        rate, run_s = self._pace.leave_rate, self._pace.run_s(request.params.max_tokens)
+        if request.timeout_s is None or rate is None or run_s is None:
+            return None
+        ahead = self._scheduler.num_ahead(request.priority)
+        needed_s = ahead / rate + run_s
+        if needed_s <= request.timeout_s:
+            return None
+        return Overload(
+            "deadline",
+            f"{ahead} requests wait before it; at the pace of late it would be done in"
+            f" {needed_s:.1f} s, and it has {request.timeout_s:g} s",
+            _clamp(needed_s - request.timeout_s),
+        )
+
+    def _until_half(self, num_waiting: int) -> int:
+        """When half of those that wait now will have begun."""
+        rate = self._pace.leave_rate
+        return _RETRY_UNKNOWN_S if rate is None else _clamp(num_waiting / 2 / rate)
+
+    # ------------------------------------------------------------------ time
+
+    def watch(self, request: EngineRequest) -> None:
+        """Note the deadline of a stamped request that was taken, if it has one."""
+        if request.timeout_s is not None:
+            assert request.arrived_s is not None
+            self._deadlines.add(request.request_id, request.arrived_s + request.timeout_s)
+            self._requests[request.request_id] = request
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended."""
+        if self._requests.pop(request_id, None) is not None:
+            self._deadlines.forget(request_id)
+
+    def over(self) -> list[tuple[str, str]]:
+        """Return (request id, why) of those that are to end now: too late, or hopeless.
+
+        Hopeless is who has not begun and has less time left than requests lately took to run; only
+        while there is a queue, since an idle engine may be quicker than it was.
+        """
+        if not self._requests:
+            return []
+        now = self._clock()
+        run_s = self._pace.run_s() if self._pace.leave_rate is not None else None
+        over: list[tuple[str, str]] = []
+        for when_s, request_id in self._deadlines.until(now + (run_s or 0.0)):
+            request = self._requests[request_id]
+            if when_s <= now:
+                over.append((request_id, f"deadline: {request.timeout_s:g} s are over"))
+            elif self._is_hopeless(request, when_s - now):
+                why = f"deadline: {when_s - now:.1f} s of {request.timeout_s:g} s are left, too few"
+                over.append((request_id, f"{why} at the pace of late; it was not begun"))
+        return over
+
+    def _is_hopeless(self, request: EngineRequest, left_s: float) -> bool:
+        run_s = self._pace.run_s(request.params.max_tokens)
+        begun = self._scheduler.has_begun(request.request_id)
+        return not begun and run_s is not None and left_s < run_s
+
+
+def _clamp(seconds: float) -> int:
+    return max(1, min(_RETRY_MOST_S, math.ceil(seconds)))
