@@ -131,8 +131,8 @@ class EngineConfig:
     served_model_name : str or None
         Name of the model in the API; the model argument when ``None``.
     kernels : str
-        ``auto``, or a backend to prefer: ``cpp``, ``torch``, ``sdpa`` (the bits of transformers, for a
-        prompt that runs alone), ``reference``.
+        ``auto``, or a backend to prefer: ``cpp``, ``torch``, ``sdpa`` (bits of transformers, for
+        a prompt that runs alone), ``reference``.
     batch_invariant : bool
         Bitwise the same results whatever else is in the batch and however prompts are cut, in any
         dtype. Several times slower.

@@ -74,8 +74,8 @@ class RequestExpired:
 class RequestScheduled:
     """A request left the waiting queue.
 
-    `num_cached_tokens` of its tokens came from the cache. `resumed` tells a request that was
-    preempted before: its hits are its own blocks and must not be counted as reuse.
+    `num_cached_tokens` of its tokens came from the cache. `resumed` tells a request that ran
+    before, or is a fork of one that did: its hits are its own blocks, not reuse.
     `num_queried_tokens` is how many were looked up: all of them, or 0 where nobody asked the cache.
     `num_reused_tokens` of the hits are tokens that this request never had before.
     """

@@ -187,7 +187,7 @@ async def settles(condition, timeout_s=30):
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_after_readers_of_all_kinds_nothing_is_left(monkeypatch, seed):
     monkeypatch.setenv("NULL_STEP_S", "0.0005")
     rng = random.Random(seed)

@@ -23,11 +23,13 @@ class NumberTokenizer:
     """A prompt of numbers is its ids; every id is one letter of text."""
 
     eos_token_ids = ()
+    bos_token_id = None
+    chat_template = None
 
-    def encode_chat(self, messages, template_kwargs=None):
+    def encode_chat(self, messages, **options):
         return [int(word) for word in messages[0]["content"].split()]
 
-    def stream(self):
+    def stream(self, skip_special_tokens=True):
         return self
 
     def push(self, token_id):

@@ -279,3 +279,29 @@ def test_the_engines_process_turns_away_what_the_queue_has_no_place_for(null_cli
     assert all(1 <= error.retry_after_s <= 120 for error in refused)
     assert all(updates[-1].finish_reason == "length" for updates in served)
     assert stats.counts.rejected == {"queued_reqs": len(refused)}
+
+
+# ---------------------------------------------------------------------------------- all of it
+
+
+def test_a_served_model_shows_its_bill_and_its_numbers(serving, tiny):
+    import psutil
+
+    with serving(tiny, "--preset", "latency", "--kv-cache-memory-bytes", "64MiB") as server:
+        server.ready()
+        assert "--preset latency: --max-num-seqs=16" in server.output
+        answer = server.client().completions.create(model="tiny", prompt="a b c", max_tokens=4)
+        url = server.url
+        found = samples(httpx.get(f"{url}/metrics").text)
+        told = httpx.get(f"{url}/v1/kv/stats").json()
+        engine, own = (
+            psutil.Process(pid).memory_info().rss
+            for pid in (server.worker().pid, server.process.pid)
+        )
+    assert found[("kvist:generation_tokens_total",)] == answer.usage.completion_tokens
+    assert found[("kvist:prompt_tokens_total",)] == answer.usage.prompt_tokens
+    assert told["config"]["block_size"] == "16"
+    items = {item: use["resident_bytes"] for item, use in told["memory"]["items"].items()}
+    assert found[("kvist:memory_bytes", ("item", "weights"))] == items["weights"] > 0
+    explained = sum(items.values()) - items["unaccounted"] + told["memory"]["server_bytes"]
+    assert abs(explained - (engine + own)) <= 0.05 * (engine + own) + (150 << 20)

@@ -160,6 +160,26 @@ def test_the_window_ends_a_request_without_max_tokens():
     assert (event.reason, event.num_prompt_tokens, event.num_output_tokens) == ("length", 3, 37)
 
 
+def test_nothing_is_kept_of_requests_that_ended():
+    """A server runs for months: what a request leaves behind, it leaves a million times."""
+    rig = EngineRig(RigConfig(num_blocks=20))
+    for n in range(60):
+        rig.add((n % 3, n % 5, 7), 9)
+        if n % 7 == 0:
+            rig.abort(rig.active[-1])
+        rig.step()
+    rig.drain()
+    scheduler = rig.scheduler
+    waiting = scheduler._waiting
+    held = (scheduler._sequences, scheduler._roster._by_owner, scheduler._running, waiting)
+    assert not any(map(len, held))
+    assert not waiting._parked
+    assert not waiting._followers
+    assert not waiting._promises
+    assert not rig.cache._tables
+    assert not rig.engine._suspects
+
+
 # ------------------------------------------------------------------------------- the null runner
 
 

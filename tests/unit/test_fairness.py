@@ -72,7 +72,7 @@ def test_a_big_one_is_passed_eight_times_and_then_everyone_waits_for_it():
 
 
 def test_many_small_ones_in_one_step_are_counted_one_by_one():
-    rig = with_a_big_one_waiting()
+    rig = with_a_big_one_waiting(num_blocks=23)
     for _ in range(MAX_PASSES + 3):
         rig.add(prompt(1, 5), 1)
     rig.step()

@@ -136,7 +136,6 @@ class Admission:
         for seq, first, queried in self._admitted:
             cached = seq.num_computed
             reused = max(0, min(cached, seq.num_prompt_tokens) - seq.num_seen)
-            seq.num_seen = max(seq.num_seen, cached)
             self._events.emit(
                 RequestScheduled(seq.request_id, cached, seq.num_tokens, not first, queried, reused)
             )

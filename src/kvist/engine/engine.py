@@ -189,7 +189,6 @@ class Engine:
         ended: list[Update] = []
         for request_id, why in self._door.over():
             self.events.emit(RequestExpired(request_id))
-            self._door.forget(request_id)
             update = self._end(request_id, error=why)
             if update is not None:
                 ended.append(update)

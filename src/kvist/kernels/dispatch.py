@@ -159,7 +159,7 @@ def select(
     num_query_heads : int
         Q, a multiple of the layout's KV heads.
     prefer : str, optional
-        ``"cpp"``, ``"torch"``, ``"sdpa"`` or ``"reference"``; without it the fastest that can run here.
+        ``"cpp"``, ``"torch"``, ``"sdpa"``, ``"reference"``; else the fastest that can run here.
 
     Raises
     ------
