@@ -62,6 +62,9 @@ PRESETS: Mapping[str, Mapping[str, int]] = MappingProxyType(
 those that decode short; large ones read prompts with fewer passes over the weights."""
 
 
+MAX_BATCHED_TOKENS = 1 << 20
+
+
 class KVAllocation(StrEnum):
     """How much room a sequence takes when it starts to run."""
 
@@ -188,6 +191,11 @@ class EngineConfig:
             self.max_num_batched_tokens >= self.max_num_seqs,
             "max_num_batched_tokens",
             f"at least max_num_seqs={self.max_num_seqs}, so that every running sequence can decode",
+        )
+        require(
+            self.max_num_batched_tokens <= MAX_BATCHED_TOKENS,
+            "max_num_batched_tokens",
+            f"at most {MAX_BATCHED_TOKENS}; start-up runs a step of that size",
         )
         require(self.max_logprobs >= 0, "max_logprobs", "at least 0")
         require(1 <= self.block_size <= 256, "block_size", "from 1 to 256")

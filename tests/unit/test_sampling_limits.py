@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import re
 from typing import Any
 
@@ -96,3 +97,54 @@ def test_ranking_needs_log_probabilities_that_nobody_asked_for():
     assert SamplingParams(n=2, best_of=3).num_logprobs == 0
     assert SamplingParams(n=2, best_of=3, logprobs=4).num_logprobs == 4
     assert SamplingParams(n=2, best_of=3).num_samples == 3
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("n", 2.5),
+        ("n", True),
+        ("n", None),
+        ("max_tokens", "5"),
+        ("min_tokens", 1.5),
+        ("top_k", 1.5),
+        ("seed", "a"),
+        ("logprobs", True),
+        ("temperature", None),
+        ("temperature", "1"),
+        ("top_p", 10**400),
+        ("stop", (5,)),
+        ("bad_words", (5,)),
+        ("bad_words", "one"),
+        ("bad_words_token_ids", ((),)),
+        ("bad_words_token_ids", (("a",),)),
+        ("stop_token_ids", ("a",)),
+        ("stop_token_ids", 5),
+        ("allowed_token_ids", (1.0,)),
+        ("logit_bias", [1]),
+        ("logit_bias", {"1": 1}),
+        ("logit_bias", {1: "x"}),
+    ],
+)
+def test_a_value_of_another_type_is_refused_before_a_step_can_fail_on_it(
+    param: str, value: Any
+) -> None:
+    """Guarded: `n=2.5` or an empty bad word raised while a step was planned, for ever after."""
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**{param: value})
+    assert caught.value.param == param
+
+
+def test_numbers_of_another_library_become_pythons() -> None:
+    """The wire to the engine's process knows no others."""
+
+    class Five:
+        """As numpy's: registered as whole numbers, and no `int`."""
+
+        def __int__(self) -> int:
+            return 5
+
+    numbers.Integral.register(Five)
+    params = SamplingParams(max_tokens=Five(), stop_token_ids=[Five()])  # type: ignore[arg-type]
+    assert type(params.max_tokens) is int
+    assert (params.max_tokens, params.stop_token_ids) == (5, (5,))

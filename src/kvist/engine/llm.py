@@ -6,6 +6,7 @@ below it knows ids only.
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -191,7 +192,12 @@ class LLM:
             return self._encode(inner)
         if isinstance(prompt, str):
             return prompt, self.tokenizer.encode(prompt)
-        return None, [int(token_id) for token_id in prompt]
+        try:
+            return None, [operator.index(token_id) for token_id in prompt]
+        except TypeError as error:
+            raise RequestError(
+                f"a prompt is a text, token ids or a mapping, not {prompt!r:.80}", "prompt"
+            ) from error
 
     def _submit(
         self,
@@ -253,12 +259,25 @@ class LLM:
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Tell one prompt from several: a list of ints is one prompt."""
+    """Tell one prompt from several: ints in a row are one prompt."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if prompts and isinstance(prompts[0], int):
-        return [cast(Sequence[int], prompts)]
-    return list(cast(Sequence[Prompt], prompts))
+    try:
+        each = list(prompts)
+    except TypeError as error:
+        raise RequestError(
+            f"prompts are texts, token ids or mappings, not {prompts!r:.80}", "prompt"
+        ) from error
+    if each and all(_is_id(item) for item in each):
+        return [cast(Sequence[int], each)]
+    return cast(list[Prompt], each)
+
+
+def _is_id(item: object) -> bool:
+    """Whether this is one number: also of an array, where it is no int."""
+    if isinstance(item, int):
+        return True
+    return hasattr(item, "__index__") and getattr(item, "ndim", None) == 0
 
 
 def _one_each(

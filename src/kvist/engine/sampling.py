@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 from kvist.errors import RequestError
 
@@ -12,7 +13,17 @@ MAX_SAMPLES = 128
 """Of one prompt, at most: OpenAI's limit."""
 
 MAX_STOP_STRINGS = 16
-_TUPLES = ("stop", "stop_token_ids", "bad_words", "bad_words_token_ids")
+_TEXTS = ("stop", "bad_words")
+_INTS = ("n", "max_tokens", "min_tokens", "top_k", "best_of", "seed", "logprobs", "prompt_logprobs")
+_OPTIONAL = frozenset(("max_tokens", "best_of", "seed", "logprobs", "prompt_logprobs"))
+_FLOATS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +150,9 @@ class SamplingParams:
         require(allowed is None or len(allowed) > 0, "allowed_token_ids", "at least one id")
         require(all(self.bad_words), "bad_words", "texts that are not empty")
         require(
+            all(self.bad_words_token_ids), "bad_words_token_ids", "sequences of at least one id"
+        )
+        require(
             len(self.stop) <= MAX_STOP_STRINGS and all(self.stop),
             "stop",
             f"at most {MAX_STOP_STRINGS} texts that are not empty",
@@ -151,19 +165,43 @@ class SamplingParams:
         )
 
     def _settle_forms(self) -> None:
-        """Turn a text into a tuple of one, and lists into tuples, as vLLM's callers write them."""
+        """Take a text for a tuple of one, lists for tuples, and any library's numbers for Python's.
+
+        What has another type would fail in the middle of a step, where others run beside it.
+        """
 
         def settle(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
         if isinstance(self.stop, str):
             settle("stop", (self.stop,))
-        for name in _TUPLES:
-            value: Iterable[object] | None = getattr(self, name)
-            if not isinstance(value, tuple):
-                settle(name, tuple(value or ()))
+        for name in _INTS:
+            value = getattr(self, name)
+            if value is not None or name not in _OPTIONAL:
+                settle(name, _as_int(value, name))
+        for name in _FLOATS:
+            settle(name, _as_float(getattr(self, name), name))
+        for name in _TEXTS:
+            texts = _as_tuple(getattr(self, name), name)
+            if not all(isinstance(text, str) for text in texts):
+                raise RequestError(f"{name} must be texts, not {texts!r}", name)
+            settle(name, texts)
+        settle("stop_token_ids", _as_ids(self.stop_token_ids, "stop_token_ids"))
+        words = _as_tuple(self.bad_words_token_ids, "bad_words_token_ids")
+        settle("bad_words_token_ids", tuple(_as_ids(w, "bad_words_token_ids") for w in words))
         if self.allowed_token_ids is not None:
-            settle("allowed_token_ids", tuple(self.allowed_token_ids))
+            settle("allowed_token_ids", _as_ids(self.allowed_token_ids, "allowed_token_ids"))
+        if self.logit_bias is not None:
+            if not isinstance(self.logit_bias, Mapping):
+                raise RequestError(
+                    f"logit_bias must map token ids to numbers, not {self.logit_bias!r}",
+                    "logit_bias",
+                )
+            biases = self.logit_bias.items()
+            settle(
+                "logit_bias",
+                {_as_int(i, "logit_bias"): _as_float(b, "logit_bias") for i, b in biases},
+            )
 
     @property
     def is_greedy(self) -> bool:
@@ -200,3 +238,30 @@ class SamplingParams:
         for word in self.bad_words_token_ids:
             for token_id in word:
                 yield "bad_words", token_id
+
+
+def _as_int(value: object, param: str) -> int:
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    raise RequestError(f"{param} must be a whole number, not {value!r}", param)
+
+
+def _as_float(value: object, param: str) -> float:
+    if isinstance(value, Real) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            pass
+    raise RequestError(f"{param} must be a number, not {value!r}", param)
+
+
+def _as_tuple(value: object, param: str) -> tuple[object, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise RequestError(f"{param} must be a list, not {value!r}", param)
+    return tuple(value)
+
+
+def _as_ids(value: object, param: str) -> tuple[int, ...]:
+    return tuple(_as_int(item, param) for item in _as_tuple(value, param))

@@ -7,6 +7,7 @@ Owns the one wrapper around a transformers tokenizer. Text that comes back token
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from kvist.engine.detokenizer import DecoderKind, IncrementalDetokenizer, TokenBytes
 from kvist.errors import ModelError, RequestError
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 class Tokenizer:
     """A model's tokenizer.
@@ -80,8 +82,22 @@ class Tokenizer:
         """Ids of `text`; with BOS and the like if the model wants them and it is asked for.
 
         A special token spelled out in the text becomes that token, as everywhere in transformers.
+
+        Raises
+        ------
+        RequestError
+            If `text` holds half of a surrogate pair, which JSON can spell and UTF-8 cannot.
         """
-        ids = self._inner.encode(text, add_special_tokens=add_special_tokens)
+        try:
+            ids = self._inner.encode(text, add_special_tokens=add_special_tokens)
+        except TypeError as error:
+            if (half := _SURROGATE.search(text)) is None:
+                raise
+            raise RequestError(
+                f"the text is not Unicode: half of a surrogate pair (U+{ord(half[0]):04X}) stands at"
+                f" letter {half.start()}; send whole characters",
+                "prompt",
+            ) from error
         return [int(index) for index in ids]
 
     def render_chat(

@@ -109,7 +109,7 @@ def resolve(model: str, progress: Progress | None = None) -> ModelSource:
     """
     with _shown(progress) as report:
         path = Path(model).expanduser()
-        if path.exists():
+        if _exists(path):
             return _from_path(model, path, report)
         packaged = find_packaged(model)
         if packaged is not None:
@@ -215,6 +215,13 @@ def _source(name: str, folder: Path, origin: str, notes: tuple[str, ...] = ()) -
 def is_pulled(model: PackagedModel) -> bool:
     """Whether a packaged model is there, converted, so that `resolve` needs no network."""
     return converted_dir(model.gguf_sha256).is_dir()
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name too long for any file, or a folder that may not be read
+        return False
 
 
 def _looks_like_path(model: str) -> bool:
