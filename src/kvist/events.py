@@ -57,7 +57,7 @@ class RequestAdded:
 
 @dataclass(frozen=True, slots=True)
 class RequestRejected:
-    """A request was turned away at the door, for the reason given; it may come again later."""
+    """A request was turned away, for the reason given; it may come again later."""
 
     request_id: str
     reason: str

@@ -102,7 +102,7 @@ def test_its_blocks_are_not_those_of_the_fast_engine(tiny_folder):
     keys = []
     for invariant in (True, False):
         bits = Bits(tiny_folder("llama"), 64, batch_invariant=invariant)
-        keys.append(bits.llm.engine.scheduler._roster._root)
+        keys.append(bits.llm.engine.scheduler._requests._root)
     assert keys[0] != keys[1]
 
 

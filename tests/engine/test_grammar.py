@@ -16,9 +16,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("llguidance")
 
-from kvist.engine.anteroom import Anteroom
 from kvist.engine.grammar import GrammarSpec
 from kvist.engine.grammar_compiler import GrammarCompiler, check_grammar
+from kvist.engine.grammar_queue import GrammarQueue
 from kvist.engine.sampling import SamplingParams
 from kvist.engine.sequence import EngineRequest
 from kvist.errors import RequestError
@@ -191,7 +191,7 @@ def test_an_anteroom_lets_nobody_wait_behind_another():
                 time.sleep(0.001)
         return spec.text
 
-    room = Anteroom(compile_grammar)
+    room = GrammarQueue(compile_grammar)
     room.enter("a", GrammarSpec("regex", "quick"))
     while not (ready := room.ready(1.0)):
         pass

@@ -204,7 +204,7 @@ def test_a_body_that_is_too_large_is_413_by_its_header_and_by_its_bytes(wire):
 
 
 def test_bodies_held_at_a_time_are_bounded_and_let_go():
-    from kvist.server.gates import BODIES_AT_ONCE, BodyGate
+    from kvist.server.middleware import BODIES_AT_ONCE, BodyLimit
 
     leave = asyncio.Event()
     statuses = []
@@ -215,7 +215,7 @@ def test_bodies_held_at_a_time_are_bounded_and_let_go():
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    gate = BodyGate(app, 1000)
+    gate = BodyLimit(app, 1000)
 
     async def one():
         sent = [{"type": "http.request", "body": b"x" * 1000, "more_body": False}]
@@ -245,7 +245,7 @@ def test_bodies_held_at_a_time_are_bounded_and_let_go():
 def test_prompts_that_wait_to_be_tokenized_are_bounded():
     import threading
 
-    from kvist.server.failures import ApiError
+    from kvist.server.api_errors import ApiError
     from kvist.server.text import TextThread
 
     async def main():

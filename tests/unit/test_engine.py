@@ -171,7 +171,7 @@ def test_nothing_is_kept_of_requests_that_ended():
     rig.drain()
     scheduler = rig.scheduler
     waiting = scheduler._waiting
-    held = (scheduler._sequences, scheduler._roster._by_owner, scheduler._running, waiting)
+    held = (scheduler._sequences, scheduler._requests._by_owner, scheduler._running, waiting)
     assert not any(map(len, held))
     assert not waiting._parked
     assert not waiting._followers

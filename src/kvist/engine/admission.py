@@ -21,7 +21,7 @@ from collections.abc import Container
 
 from kvist.cache import NO_MATCH, KVCacheManager, PrefixMatch
 from kvist.config import SchedulerConfig
-from kvist.engine.roster import Roster
+from kvist.engine.requests import RequestTable
 from kvist.engine.sequence import Sequence
 from kvist.errors import IntegrityError
 from kvist.events import EventLog, RequestScheduled
@@ -41,18 +41,22 @@ class Admission:
     config : SchedulerConfig
     cache : KVCacheManager
     events : EventLog
-    roster : Roster
+    requests : RequestTable
     """
 
     def __init__(
-        self, config: SchedulerConfig, cache: KVCacheManager, events: EventLog, roster: Roster
+        self,
+        config: SchedulerConfig,
+        cache: KVCacheManager,
+        events: EventLog,
+        requests: RequestTable,
     ) -> None:
         self._config = config
         self._cache = cache
         self._events = events
-        self._roster = roster
-        self._room = roster.room
-        self._waiting, self._running = roster.waiting, roster.running
+        self._requests = requests
+        self._room = requests.room
+        self._waiting, self._running = requests.waiting, requests.running
         # By the plan in flight: who was let in, whether for the first time, and how many of its
         # tokens were looked up; and who was passed, once for each time.
         self._admitted: list[tuple[Sequence, bool, int]] = []
@@ -122,7 +126,7 @@ class Admission:
         if allocation is None:
             raise IntegrityError(f"no room for {seq!r} although it was counted")
         self._waiting.remove(seq)
-        self._roster.run(seq)
+        self._requests.run(seq)
         first = seq.num_cached_tokens is None
         self._admitted.append((seq, first, queried))
         if first:
@@ -145,7 +149,7 @@ class Admission:
     def take_back(self) -> None:
         """The plan was not carried out: who came in waits again, at its old place."""
         for seq, first, _ in self._admitted:
-            self._roster.let_go(seq)
+            self._requests.let_go(seq)
             if first:
                 seq.num_cached_tokens = None
             self._waiting.push(seq)

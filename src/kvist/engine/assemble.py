@@ -22,7 +22,7 @@ from kvist.engine.engine import Engine
 from kvist.engine.grammar_compiler import GrammarCompiler
 from kvist.engine.invariant import ARITHMETIC
 from kvist.engine.memory import available_bytes, resident_bytes
-from kvist.engine.remarks import preset_remarks, utilization_remark
+from kvist.engine.notes import preset_remarks, utilization_remark
 from kvist.engine.runner import ModelRunner
 from kvist.engine.scheduler import PROMPT_LOGPROB_TOKENS, Scheduler
 from kvist.engine.weights.digest import weights_digest

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Protocol
 
-from kvist.engine.anteroom import Anteroom
-from kvist.engine.door import Door, Overload
 from kvist.engine.grammar import GrammarSpec, Matcher
+from kvist.engine.grammar_queue import GrammarQueue
+from kvist.engine.overload import Overload, OverloadGuard
 from kvist.engine.scheduler import Scheduler
 from kvist.engine.sequence import EngineRequest
 from kvist.engine.step import StepPlan, StepResult, Update
@@ -69,9 +69,9 @@ class Engine:
         self.events = events
         # Groups of requests to be run alone, because one of each group makes the step fail.
         self._suspects: deque[tuple[str, ...]] = deque()
-        self._anteroom = Anteroom(compile_grammar) if compile_grammar is not None else None
+        self._grammar_queue = GrammarQueue(compile_grammar) if compile_grammar is not None else None
         self._with_grammar: dict[str, EngineRequest] = {}
-        self._door = Door(scheduler, events, clock, request_timeout_s)
+        self._overload = OverloadGuard(scheduler, events, clock, request_timeout_s)
 
     @property
     def has_work(self) -> bool:
@@ -96,8 +96,8 @@ class Engine:
         RequestError
             As `add_request`, whether there is a place or not.
         """
-        request = self._door.stamp(request)
-        overload = self._door.overload(request, len(self._with_grammar))
+        request = self._overload.stamp(request)
+        overload = self._overload.overload(request, len(self._with_grammar))
         if overload is None:
             self.add_request(request)
             return None
@@ -113,15 +113,15 @@ class Engine:
         RequestError
             If it can never run: empty, too long, ids outside the vocabulary, or an id in use.
         """
-        request = self._door.stamp(request)
+        request = self._overload.stamp(request)
         self._refuse(request)
         if request.grammar is None:
             self.scheduler.add(request)
         else:
-            assert self._anteroom is not None
+            assert self._grammar_queue is not None
             self._with_grammar[request.request_id] = request
-            self._anteroom.enter(request.request_id, request.grammar)
-        self._door.watch(request)
+            self._grammar_queue.enter(request.request_id, request.grammar)
+        self._overload.watch(request)
 
     def _refuse(self, request: EngineRequest) -> None:
         """Raise `RequestError` if a request can never run."""
@@ -134,7 +134,7 @@ class Engine:
                 )
         if request.request_id in self._with_grammar:
             raise RequestError(f"request id {request.request_id!r} is in use", "request_id")
-        if request.grammar is not None and self._anteroom is None:
+        if request.grammar is not None and self._grammar_queue is None:
             raise RequestError("response_format: this engine has no vocabulary", "response_format")
         self.scheduler.refuse(request)
 
@@ -148,13 +148,13 @@ class Engine:
         """
         update = self._end(request_id, index)
         if update is not None and update.is_last:
-            self._door.forget(request_id)
+            self._overload.forget(request_id)
         return update
 
     def _end(
         self, request_id: str, index: int | None = None, error: str | None = None
     ) -> Update | None:
-        if self._anteroom is not None and self._anteroom.leave(request_id):
+        if self._grammar_queue is not None and self._grammar_queue.leave(request_id):
             del self._with_grammar[request_id]
             return Update(request_id, finish_reason="abort", error=error, is_last=True)
         return self.scheduler.abort(request_id, index, error)
@@ -181,13 +181,13 @@ class Engine:
         news = self._expire() + self._step()
         for update in news:
             if update.is_last:
-                self._door.forget(update.request_id)
+                self._overload.forget(update.request_id)
         return news
 
     def _expire(self) -> list[Update]:
         """End those whose time is over."""
         ended: list[Update] = []
-        for request_id, why in self._door.over():
+        for request_id, why in self._overload.over():
             self.events.emit(RequestExpired(request_id))
             update = self._end(request_id, error=why)
             if update is not None:
@@ -210,9 +210,9 @@ class Engine:
 
     def _admit_with_grammar(self) -> list[Update]:
         """Let in whose grammar is compiled; tell of those that are wrong."""
-        assert self._anteroom is not None
+        assert self._grammar_queue is not None
         refused: list[Update] = []
-        for request_id, found in self._anteroom.ready(
+        for request_id, found in self._grammar_queue.ready(
             0.0 if self.scheduler.has_work else GRAMMAR_WAIT_S
         ):
             request = self._with_grammar.pop(request_id)

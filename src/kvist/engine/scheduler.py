@@ -1,6 +1,6 @@
 """Decide and record: who runs in the next step, and what is true after it.
 
-Owns the order of a step; who there is stands in `engine.roster`. The two are the only callers of
+Owns the order of a step; who there is stands in `engine.requests`. The two are the only callers of
 the cache's changes. Knows no tensors and no text, and never runs anything.
 
 One step::
@@ -26,11 +26,11 @@ from kvist.cache import KVCacheManager
 from kvist.config import SchedulerConfig
 from kvist.engine.admission import Admission
 from kvist.engine.grammar import Matcher
-from kvist.engine.look import SequenceView
 from kvist.engine.planning import plan_step
-from kvist.engine.roster import Roster
+from kvist.engine.requests import RequestTable
 from kvist.engine.sequence import EngineRequest, Sequence, SequenceStatus
 from kvist.engine.step import Scheduled, StepPlan, StepResult, Update
+from kvist.engine.views import SequenceView
 from kvist.errors import IntegrityError, RequestError
 from kvist.events import EventLog, StepDone
 from kvist.keys import RootKey
@@ -69,11 +69,11 @@ class Scheduler:
         self.config = config
         self.cache = cache
         self._events = events
-        self._roster = Roster(config, cache, events, root, seed)
-        self._room = self._roster.room
-        self._waiting, self._running = self._roster.waiting, self._roster.running
-        self._sequences = self._roster.sequences
-        self._admission = Admission(config, cache, events, self._roster)
+        self._requests = RequestTable(config, cache, events, root, seed)
+        self._room = self._requests.room
+        self._waiting, self._running = self._requests.waiting, self._requests.running
+        self._sequences = self._requests.sequences
+        self._admission = Admission(config, cache, events, self._requests)
         self._in_flight: StepPlan | None = None
         self._steps = 0
 
@@ -142,11 +142,11 @@ class Scheduler:
         RequestError
             If the prompt is empty, or leaves no room for one new token, or the id is in use.
         """
-        self._roster.add(request, matcher)
+        self._requests.add(request, matcher)
 
     def refuse(self, request: EngineRequest) -> None:
         """Raise what `add` would raise; change nothing."""
-        self._roster.refuse(request)
+        self._requests.refuse(request)
 
     def abort(
         self, request_id: str, index: int | None = None, error: str | None = None
@@ -164,11 +164,11 @@ class Scheduler:
             ``None`` when there is no such request any more, or when it is part of the plan in
             flight: then its blocks are released, and the update comes, when that is recorded.
         """
-        return self._roster.abort(request_id, index, error)
+        return self._requests.abort(request_id, index, error)
 
     def fail(self, request_id: str, error: str) -> list[Update]:
         """End a request with an error. `request_id` is a plan's; REQUIRES none is in flight."""
-        return self._roster.fail(self._sequences[request_id], error)
+        return self._requests.fail(self._sequences[request_id], error)
 
     def fork(self, request_id: str, new_request_id: str) -> None:
         """Duplicate a request with all its tokens so far; blocks are shared, copied on write.
@@ -185,7 +185,7 @@ class Scheduler:
             raise RequestError(f"there is no unfinished request {request_id!r}", "request_id")
         if self._in_flight is not None:
             raise IntegrityError("fork while a plan is in flight")
-        self._roster.fork(seq, new_request_id)
+        self._requests.fork(seq, new_request_id)
 
     # ------------------------------------------------------------------ decide
 
@@ -225,7 +225,7 @@ class Scheduler:
                 victim = self._running.victim()
                 if chosen.pop(victim.request_id, None) is not None:
                     budget += victim.num_scheduled
-                self._roster.preempt(victim)
+                self._requests.preempt(victim)
                 preempted.append(victim.request_id)
                 if victim is seq:
                     break
@@ -261,9 +261,9 @@ class Scheduler:
             seq.num_scheduled = 0
             seq.allocation = None
             if seq.abort_requested:
-                updates.append(self._roster.finish(seq, "abort"))
+                updates.append(self._requests.finish(seq, "abort"))
             elif item.request_id in result.failed:
-                updates += self._roster.fail(seq, result.failed[item.request_id])
+                updates += self._requests.fail(seq, result.failed[item.request_id])
             else:
                 new, again = self._record(seq, item, result)
                 num_prompt += new
@@ -303,7 +303,7 @@ class Scheduler:
             seq.allocation = None
         self._admission.take_back()
         aborted = [self._sequences[item.request_id] for item in plan.scheduled]
-        return [self._roster.finish(seq, "abort") for seq in aborted if seq.abort_requested]
+        return [self._requests.finish(seq, "abort") for seq in aborted if seq.abort_requested]
 
     def _take_flight(self, plan: StepPlan) -> None:
         if plan is not self._in_flight:
@@ -326,18 +326,18 @@ class Scheduler:
     def _append(self, seq: Sequence, result: StepResult) -> list[Update]:
         first = seq.num_output_tokens == 0
         if first and seq.index == 0 and seq.params.num_samples > 1:
-            self._roster.spawn(seq)
+            self._requests.spawn(seq)
         token_id = result.tokens[seq.request_id]
         seq.append(token_id)
         if seq.matcher is not None and not seq.matcher.advance(token_id):
-            return self._roster.fail(seq, f"token {token_id} does not follow the grammar")
+            return self._requests.fail(seq, f"token {token_id} does not follow the grammar")
         found = result.logprobs.get(seq.request_id)
         logprobs = None if found is None else (found,)
         held = seq.prompt_logprobs
         prompt_logprobs = tuple(held) if first and held is not None else None
         reason = seq.stop_reason(token_id)
         if reason is not None:
-            update = self._roster.finish(
+            update = self._requests.finish(
                 seq,
                 reason,
                 (token_id,),
@@ -358,4 +358,4 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise `IntegrityError` unless queue, running list and cache agree. For tests and idle."""
-        self._roster.check(self._in_flight is not None)
+        self._requests.check(self._in_flight is not None)

@@ -17,6 +17,7 @@ from kvist.errors import ModelError, RequestError
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
+
 class Tokenizer:
     """A model's tokenizer.
 
@@ -94,8 +95,8 @@ class Tokenizer:
             if (half := _SURROGATE.search(text)) is None:
                 raise
             raise RequestError(
-                f"the text is not Unicode: half of a surrogate pair (U+{ord(half[0]):04X}) stands at"
-                f" letter {half.start()}; send whole characters",
+                f"the text is not Unicode: half of a surrogate pair (U+{ord(half[0]):04X}) stands"
+                f" at letter {half.start()}; send whole characters",
                 "prompt",
             ) from error
         return [int(index) for index in ids]

@@ -1,7 +1,7 @@
 """The HTTP face: routes, and how errors look.
 
 Owns the FastAPI application. What happens in a completion is `kvist.server.chat`'s and
-`kvist.server.completions`'s; who may come in, `kvist.server.gates`'s.
+`kvist.server.completions`'s; who may come in, `kvist.server.middleware`'s.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from kvist import __version__
 from kvist.config import ServerConfig
 from kvist.engine.tokenizer import Tokenizer
 from kvist.errors import KvistError
+from kvist.server.api_errors import ApiError, as_api_error, from_validation, unavailable
 from kvist.server.chat import answer_chat, render
 from kvist.server.chat_schema import ChatCompletionRequest
 from kvist.server.completion_schema import (
@@ -27,13 +28,12 @@ from kvist.server.completion_schema import (
     TokenizeRequest,
 )
 from kvist.server.completions import answer_completion
-from kvist.server.desk import Desk
-from kvist.server.failures import ApiError, as_api_error, from_validation, unavailable
-from kvist.server.flight import Client
-from kvist.server.gates import BearerGate, BodyGate
+from kvist.server.inflight import Client
 from kvist.server.metrics import add_metric_routes
+from kvist.server.middleware import BearerAuth, BodyLimit
 from kvist.server.overflow import Window
 from kvist.server.schema import Detokenized, ErrorResponse, ModelEntry, ModelList, Tokens, Version
+from kvist.server.service import Service
 from kvist.server.text import TextThread
 from kvist.server.tools import format_of
 
@@ -88,7 +88,7 @@ def create_app(
     """
     config = config if config is not None else ServerConfig()
     app = FastAPI(title="kvist", version=__version__, docs_url=None, redoc_url=None)
-    desk = make_desk(
+    service = make_desk(
         client,
         tokenizer,
         config,
@@ -97,11 +97,11 @@ def create_app(
         defaults=defaults,
         num_pool_tokens=num_pool_tokens,
     )
-    app.add_middleware(BodyGate, max_body_bytes=config.max_body_bytes)
+    app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes)
     if config.api_key is not None:
-        app.add_middleware(BearerGate, api_key=config.api_key)
-    _add_routes_of_the_model(app, desk, model_root)
-    _add_routes_of_text(app, desk)
+        app.add_middleware(BearerAuth, api_key=config.api_key)
+    _add_routes_of_the_model(app, service, model_root)
+    _add_routes_of_text(app, service)
     add_metric_routes(app, client, served_model_name)
     _add_errors(app)
     return app
@@ -116,13 +116,13 @@ def make_desk(
     max_model_len: int,
     defaults: Mapping[str, Any],
     num_pool_tokens: int | None,
-) -> Desk:
+) -> Service:
     """Gather what every route needs."""
     template = config.read_chat_template()
     tool_format: str | None = config.tool_call_parser
     if tool_format == "auto":
         tool_format = format_of(template if template is not None else tokenizer.chat_template)
-    return Desk(
+    return Service(
         client=client,
         tokenizer=tokenizer,
         thread=TextThread(),
@@ -139,20 +139,20 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorResponse} for status in statuses}
 
 
-def _add_routes_of_the_model(app: FastAPI, desk: Desk, model_root: str) -> None:
+def _add_routes_of_the_model(app: FastAPI, service: Service, model_root: str) -> None:
     entry = ModelEntry(
-        id=desk.model_name,
+        id=service.model_name,
         created=int(time.time()),
         root=model_root,
-        max_model_len=desk.window.max_model_len,
+        max_model_len=service.window.max_model_len,
     )
 
     @app.get("/health", responses=_errors(503))
     @app.get("/ping", responses=_errors(503))
     @app.post("/ping", responses=_errors(503))
     async def health() -> Response:
-        if desk.client.death is not None:
-            raise unavailable(desk.client.death, "engine_dead")
+        if service.client.death is not None:
+            raise unavailable(service.client.death, "engine_dead")
         return Response(status_code=200)
 
     @app.get("/version")
@@ -166,18 +166,18 @@ def _add_routes_of_the_model(app: FastAPI, desk: Desk, model_root: str) -> None:
     # A name may be a path.
     @app.get("/v1/models/{name:path}", responses=_errors(404))
     async def model(name: str) -> ModelEntry:
-        desk.check_model(name)
+        service.check_model(name)
         return entry
 
     refused = _errors(400, 413, 503)
 
     @app.post("/v1/chat/completions", response_model=None, responses={**refused, **_errors(404)})
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
-        return await answer_chat(desk, body, request)
+        return await answer_chat(service, body, request)
 
     @app.post("/v1/completions", response_model=None, responses={**refused, **_errors(404)})
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        return await answer_completion(desk, body, request)
+        return await answer_completion(service, body, request)
 
     def refuse(path: str, reason: str) -> None:
         @app.post(path, response_model=None, responses=refused, include_in_schema=False)
@@ -188,17 +188,17 @@ def _add_routes_of_the_model(app: FastAPI, desk: Desk, model_root: str) -> None:
         refuse(path, reason)
 
 
-def _add_routes_of_text(app: FastAPI, desk: Desk) -> None:
+def _add_routes_of_text(app: FastAPI, service: Service) -> None:
     statuses = _errors(400, 404, 413, 503)
 
     @app.post("/tokenize", responses=statuses)
     async def tokenize(body: TokenizeRequest) -> Tokens:
-        desk.check_model(body.model)
-        tokenizer = desk.tokenizer
+        service.check_model(body.model)
+        tokenizer = service.tokenizer
 
         def work() -> Tokens:
             if body.prompt is None:
-                ids = render(desk, body, body.turns())
+                ids = render(service, body, body.turns())
             else:
                 ids = tokenizer.encode(body.prompt, body.add_special_tokens is not False)
             spelled = None
@@ -206,29 +206,31 @@ def _add_routes_of_text(app: FastAPI, desk: Desk) -> None:
                 spelled = [tokenizer.decode([i], skip_special_tokens=False) for i in ids]
             return Tokens(
                 count=len(ids),
-                max_model_len=desk.window.max_model_len,
+                max_model_len=service.window.max_model_len,
                 tokens=ids,
                 token_strs=spelled,
             )
 
-        return await desk.thread.run(work)
+        return await service.thread.run(work)
 
     @app.post("/detokenize", responses=statuses)
     async def detokenize(body: DetokenizeRequest) -> Detokenized:
-        desk.check_model(body.model)
+        service.check_model(body.model)
 
         def work() -> Detokenized:
             for token_id in body.tokens:
-                if not 0 <= token_id < desk.tokenizer.vocab_size:
+                if not 0 <= token_id < service.tokenizer.vocab_size:
                     raise ApiError(
                         400,
                         f"tokens: id {token_id} is outside the vocabulary of"
-                        f" {desk.tokenizer.vocab_size}",
+                        f" {service.tokenizer.vocab_size}",
                         param="tokens",
                     )
-            return Detokenized(prompt=desk.tokenizer.decode(body.tokens, skip_special_tokens=False))
+            return Detokenized(
+                prompt=service.tokenizer.decode(body.tokens, skip_special_tokens=False)
+            )
 
-        return await desk.thread.run(work)
+        return await service.thread.run(work)
 
 
 def _add_errors(app: FastAPI) -> None:

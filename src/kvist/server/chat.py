@@ -16,11 +16,12 @@ from starlette.responses import Response
 from kvist.engine.grammar import GrammarSpec
 from kvist.engine.sampling import SamplingParams
 from kvist.errors import RequestError
+from kvist.server.api_errors import ApiError
 from kvist.server.chat_schema import ChatCompletionRequest, ChatFields, NamedChoice
-from kvist.server.desk import CLIENT_GONE, Desk, Prepared, event, spell_dropped, stream, whole
-from kvist.server.failures import ApiError
-from kvist.server.flight import ClientGoneError, Flights, Tail, check_open
+from kvist.server.inflight import ClientGoneError, InflightRequests, Tail, check_open
+from kvist.server.logprobs import chat_logprobs, prompt_logprobs
 from kvist.server.overflow import NOTHING, Turn, keep_last
+from kvist.server.response_format import asked_shape, forced_call
 from kvist.server.schema import (
     AnswerMessage,
     ChatCompletion,
@@ -33,8 +34,7 @@ from kvist.server.schema import (
     Kvist,
     ToolCall,
 )
-from kvist.server.shape import asked_shape, forced_call
-from kvist.server.spelling import chat_logprobs, prompt_logprobs
+from kvist.server.service import CLIENT_GONE, Prepared, Service, event, spell_dropped, stream, whole
 from kvist.server.tools import (
     FORMATS,
     REQUIRED,
@@ -47,7 +47,7 @@ from kvist.server.tools import (
 Parser = ToolParser | NamedCallParser
 
 
-async def answer_chat(desk: Desk, body: ChatCompletionRequest, http: Request) -> Response:
+async def answer_chat(service: Service, body: ChatCompletionRequest, http: Request) -> Response:
     """Answer a conversation.
 
     The headers of a stream are sent with its first token: a request that fails before that gets a
@@ -56,20 +56,20 @@ async def answer_chat(desk: Desk, body: ChatCompletionRequest, http: Request) ->
     Raises
     ------
     ApiError, RequestError, EngineDeadError
-        See `kvist.server.failures`.
+        See `kvist.server.api_errors`.
     """
     try:
-        check_open(desk.client)
-        desk.check_model(body.model)
+        check_open(service.client)
+        service.check_model(body.model)
         body.refuse_what_is_not_served()
         body.check_tools()
-        make_parser = _parsers(desk, body)
+        make_parser = _parsers(service, body)
         shape = _shape(body)
-        params = _params(desk, body)
-        prepared, params = await desk.thread.run(lambda: _prepare(desk, body, params, shape))
-        check_open(desk.client)
-        flights = desk.launch(http, "chatcmpl", [prepared], params, body, shape)
-        return await _answer(_Turn(desk, body, flights, prepared, make_parser))
+        params = _params(service, body)
+        prepared, params = await service.thread.run(lambda: _prepare(service, body, params, shape))
+        check_open(service.client)
+        inflight = service.launch(http, "chatcmpl", [prepared], params, body, shape)
+        return await _answer(_Turn(service, body, inflight, prepared, make_parser))
     except ClientGoneError:
         return Response(status_code=CLIENT_GONE)
     except RequestError as error:
@@ -82,20 +82,20 @@ async def _answer(turn: _Turn) -> Response:
     try:
         await turn.begin()
         if turn.body.stream:
-            return stream(turn.events(), turn.flights)
+            return stream(turn.events(), turn.inflight)
         return whole(await turn.completion())
     except BaseException:
-        turn.flights.close()
+        turn.inflight.close()
         raise
 
 
-def render(desk: Desk, body: ChatFields, turns: list[Turn]) -> list[int]:
+def render(service: Service, body: ChatFields, turns: list[Turn]) -> list[int]:
     """Return the ids of a conversation. Takes time: on the text thread."""
-    return desk.tokenizer.encode_chat(
+    return service.tokenizer.encode_chat(
         turns,
         tools=body.described_tools(),
         add_generation_prompt=body.opens_turn,
-        chat_template=desk.chat_template,
+        chat_template=service.chat_template,
         template_kwargs=body.template_variables(),
     )
 
@@ -110,36 +110,40 @@ def _shape(body: ChatCompletionRequest) -> GrammarSpec | None:
     return asked or forced
 
 
-def _params(desk: Desk, body: ChatCompletionRequest) -> SamplingParams:
-    params = body.sampling_params(desk.defaults)
-    form = FORMATS.get(desk.tool_format or "")
+def _params(service: Service, body: ChatCompletionRequest) -> SamplingParams:
+    params = body.sampling_params(service.defaults)
+    form = FORMATS.get(service.tool_format or "")
     if body.tools and body.tool_choice in (None, "auto") and form is not None and form.special:
         # The marks of a call are special tokens; left out, a call would look like text.
         body.skip_special_tokens = False
-        params = body.sampling_params(desk.defaults)
+        params = body.sampling_params(service.defaults)
     return params
 
 
 def _prepare(
-    desk: Desk, body: ChatCompletionRequest, params: SamplingParams, shape: GrammarSpec | None
+    service: Service, body: ChatCompletionRequest, params: SamplingParams, shape: GrammarSpec | None
 ) -> tuple[Prepared, SamplingParams]:
-    params = desk.prepare_params(params, shape)
+    params = service.prepare_params(params, shape)
     turns, dropped, most = body.turns(), NOTHING, params.max_tokens
-    if desk.window.overflow == "drop-oldest-turns":
-        token_ids, dropped = desk.window.drop_turns(
-            turns, lambda kept: render(desk, body, list(kept)), most
+    if service.window.overflow == "drop-oldest-turns":
+        token_ids, dropped = service.window.drop_turns(
+            turns, lambda kept: render(service, body, list(kept)), most
         )
     else:
-        token_ids = render(desk, body, turns)
+        token_ids = render(service, body, turns)
     if (keep := body.truncate_prompt_tokens) is not None:
-        fits = desk.window.max_model_len - 1
-        token_ids = keep_last(token_ids, fits if keep == -1 else keep, desk.tokenizer.bos_token_id)
-    if desk.window.overflow == "truncate":
-        token_ids, dropped = desk.window.truncate(token_ids, most, desk.tokenizer.bos_token_id)
+        fits = service.window.max_model_len - 1
+        token_ids = keep_last(
+            token_ids, fits if keep == -1 else keep, service.tokenizer.bos_token_id
+        )
+    if service.window.overflow == "truncate":
+        token_ids, dropped = service.window.truncate(
+            token_ids, most, service.tokenizer.bos_token_id
+        )
     return Prepared(token_ids, dropped=dropped), params
 
 
-def _parsers(desk: Desk, body: ChatCompletionRequest) -> Callable[[], Parser] | None:
+def _parsers(service: Service, body: ChatCompletionRequest) -> Callable[[], Parser] | None:
     """Return what makes the parser of each answer; ``None`` where an answer is text.
 
     Raises
@@ -155,7 +159,7 @@ def _parsers(desk: Desk, body: ChatCompletionRequest) -> Callable[[], Parser] | 
     names = frozenset(tool.function.name for tool in body.tools)
     if body.tool_choice == "required":
         form = REQUIRED
-    elif desk.tool_format is None:
+    elif service.tool_format is None:
         raise RequestError(
             "tools: the chat template of this model has no place for them, so it would not hear of"
             " them; serve a model that was trained with tools, name a --chat-template and"
@@ -163,7 +167,7 @@ def _parsers(desk: Desk, body: ChatCompletionRequest) -> Callable[[], Parser] | 
             "tools",
         )
     else:
-        form = FORMATS[desk.tool_format]
+        form = FORMATS[service.tool_format]
     return lambda: ToolParser(form, names, several=body.parallel_tool_calls)
 
 
@@ -198,17 +202,17 @@ class _Turn:
 
     def __init__(
         self,
-        desk: Desk,
+        service: Service,
         body: ChatCompletionRequest,
-        flights: Flights,
+        inflight: InflightRequests,
         prepared: Prepared,
         make_parser: Callable[[], Parser] | None,
     ) -> None:
         self.body = body
-        self.flights = flights
-        self._desk = desk
-        self._news = flights.news()
-        self._output = flights.each[0].output
+        self.inflight = inflight
+        self._service = service
+        self._news = inflight.news()
+        self._output = inflight.each[0].output
         self._make_parser = make_parser
         self._kvist = spell_dropped([prepared])
         self._created = int(time.time())
@@ -222,14 +226,14 @@ class _Turn:
         async with aclosing(self._news) as news:
             async for _ in news:
                 pass
-        self.flights.close()
+        self.inflight.close()
         found = self._output.prompt_logprobs
         return ChatCompletion(
             id=self._output.request_id,
             created=self._created,
-            model=self._desk.model_name,
+            model=self._service.model_name,
             choices=[self._choice(voice) for voice in self._voices()],
-            usage=self.flights.usage(),
+            usage=self.inflight.usage(),
             prompt_logprobs=UNSET if found is None else prompt_logprobs(found),
             kvist=self._kvist,
         )
@@ -256,9 +260,9 @@ class _Turn:
                 ChatCompletionChunk(
                     id=self._output.request_id,
                     created=self._created,
-                    model=self._desk.model_name,
+                    model=self._service.model_name,
                     choices=[],
-                    usage=self.flights.usage(),
+                    usage=self.inflight.usage(),
                 )
             )
 
@@ -319,7 +323,7 @@ class _Turn:
         new = tail.logprobs()
         if new is None:
             return None
-        return chat_logprobs(*new, self.body.top_logprobs or 0, self._desk.tokenizer)
+        return chat_logprobs(*new, self.body.top_logprobs or 0, self._service.tokenizer)
 
     def _chunk(
         self,
@@ -344,9 +348,9 @@ class _Turn:
             ChatCompletionChunk(
                 id=self._output.request_id,
                 created=self._created,
-                model=self._desk.model_name,
+                model=self._service.model_name,
                 choices=[choice],
-                usage=self.flights.usage() if self.body.wants_usage_always else usage,
+                usage=self.inflight.usage() if self.body.wants_usage_always else usage,
                 kvist=kvist,
             )
         )

@@ -17,55 +17,63 @@ from starlette.responses import Response
 from kvist.engine.grammar import GrammarSpec
 from kvist.engine.sampling import SamplingParams
 from kvist.server.completion_schema import CompletionRequest, Prompt
-from kvist.server.desk import CLIENT_GONE, Desk, Prepared, event, spell_dropped, stream, whole
-from kvist.server.flight import ClientGoneError, Flight, Flights, Tail, check_open
+from kvist.server.inflight import (
+    ClientGoneError,
+    InflightRequest,
+    InflightRequests,
+    Tail,
+    check_open,
+)
+from kvist.server.logprobs import completion_logprobs, prompt_logprobs
 from kvist.server.overflow import NOTHING, keep_last
+from kvist.server.response_format import asked_shape
 from kvist.server.schema import Completion, CompletionChoice, CompletionLogprobs, Kvist, Usage
-from kvist.server.shape import asked_shape
-from kvist.server.spelling import completion_logprobs, prompt_logprobs
+from kvist.server.service import CLIENT_GONE, Prepared, Service, event, spell_dropped, stream, whole
 
 
-async def answer_completion(desk: Desk, body: CompletionRequest, http: Request) -> Response:
+async def answer_completion(service: Service, body: CompletionRequest, http: Request) -> Response:
     """Continue one prompt, or several side by side.
 
     Raises
     ------
     ApiError, RequestError, EngineDeadError
-        See `kvist.server.failures`.
+        See `kvist.server.api_errors`.
     """
-    check_open(desk.client)
-    desk.check_model(body.model)
+    check_open(service.client)
+    service.check_model(body.model)
     body.refuse_what_is_not_served()
     shape = asked_shape(body)
-    params = body.sampling_params(desk.defaults)
-    prepared, params = await desk.thread.run(lambda: _prepare(desk, body, params, shape))
-    check_open(desk.client)
-    flights = desk.launch(http, "cmpl", prepared, params, body, shape)
+    params = body.sampling_params(service.defaults)
+    prepared, params = await service.thread.run(lambda: _prepare(service, body, params, shape))
+    check_open(service.client)
+    inflight = service.launch(http, "cmpl", prepared, params, body, shape)
     try:
-        run = _Run(desk, body, flights, prepared)
+        run = _Run(service, body, inflight, prepared)
         await run.begin()
         if body.stream:
-            return stream(run.events(), flights)
+            return stream(run.events(), inflight)
         return whole(await run.completion())
     except ClientGoneError:
-        flights.close()
+        inflight.close()
         return Response(status_code=CLIENT_GONE)
     except BaseException:
-        flights.close()
+        inflight.close()
         raise
 
 
 def _prepare(
-    desk: Desk, body: CompletionRequest, params: SamplingParams, shape: GrammarSpec | None
+    service: Service, body: CompletionRequest, params: SamplingParams, shape: GrammarSpec | None
 ) -> tuple[list[Prepared], SamplingParams]:
-    params = desk.prepare_params(params, shape)
-    return [_prepare_one(desk, body, prompt, params.max_tokens) for prompt in body.prompt], params
+    params = service.prepare_params(params, shape)
+    return [
+        _prepare_one(service, body, prompt, params.max_tokens) for prompt in body.prompt
+    ], params
 
 
 def _prepare_one(
-    desk: Desk, body: CompletionRequest, prompt: Prompt, max_tokens: int | None
+    service: Service, body: CompletionRequest, prompt: Prompt, max_tokens: int | None
 ) -> Prepared:
-    tokenizer, bos = desk.tokenizer, desk.tokenizer.bos_token_id
+    tokenizer, bos = service.tokenizer, service.tokenizer.bos_token_id
     text: str | None
     if isinstance(prompt, str):
         text, token_ids = prompt, tokenizer.encode(prompt, body.add_special_tokens)
@@ -73,11 +81,11 @@ def _prepare_one(
         text, token_ids = None, list(prompt)
     num_given, dropped = len(token_ids), NOTHING
     if (keep := body.truncate_prompt_tokens) is not None:
-        fits = desk.window.max_model_len - 1
+        fits = service.window.max_model_len - 1
         token_ids = keep_last(token_ids, fits if keep == -1 else keep, bos)
-    if desk.window.overflow != "error":
+    if service.window.overflow != "error":
         # There are no turns to drop in plain text.
-        token_ids, dropped = desk.window.truncate(token_ids, max_tokens, bos)
+        token_ids, dropped = service.window.truncate(token_ids, max_tokens, bos)
     if body.echo and (text is None or len(token_ids) < num_given):
         text = tokenizer.decode(token_ids)
     return Prepared(token_ids, text, dropped)
@@ -88,16 +96,16 @@ class _Run:
 
     def __init__(
         self,
-        desk: Desk,
+        service: Service,
         body: CompletionRequest,
-        flights: Flights,
+        inflight: InflightRequests,
         prepared: Sequence[Prepared],
     ) -> None:
-        self._desk = desk
+        self._service = service
         self._body = body
-        self._flights = flights
-        self._news = flights.news()
-        self._id = flights.each[0].output.request_id.removesuffix("-0")
+        self._inflight = inflight
+        self._news = inflight.news()
+        self._id = inflight.each[0].output.request_id.removesuffix("-0")
         self._kvist = spell_dropped(prepared)
         self._created = int(time.time())
 
@@ -110,17 +118,17 @@ class _Run:
         async with aclosing(self._news) as news:
             async for _ in news:
                 pass
-        self._flights.close()
+        self._inflight.close()
         choices = [
             self._choice(number, flight, Tail(output), is_first=True)
-            for number, flight in enumerate(self._flights.each)
+            for number, flight in enumerate(self._inflight.each)
             for output in flight.output.outputs
         ]
         return self._completion(choices, self._usage(), self._kvist)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the continuations as events: what grows, with its end, then usage."""
-        tails = [[Tail(o) for o in flight.output.outputs] for flight in self._flights.each]
+        tails = [[Tail(o) for o in flight.output.outputs] for flight in self._inflight.each]
         begun: set[tuple[int, int]] = set()
         kvist = self._kvist
 
@@ -130,7 +138,7 @@ class _Run:
             if tail.is_over:
                 return None
             is_first = (number, index) not in begun
-            choice = self._choice(number, self._flights.each[number], tail, is_first=is_first)
+            choice = self._choice(number, self._inflight.each[number], tail, is_first=is_first)
             has_logprobs = choice.logprobs is not None and bool(choice.logprobs.tokens)
             if not choice.text and not has_logprobs and choice.finish_reason is None:
                 return None
@@ -161,7 +169,7 @@ class _Run:
     # ------------------------------------------------------------------ inside
 
     def _usage(self) -> Usage:
-        return self._flights.usage(no_token=self._body.wants_no_token)
+        return self._inflight.usage(no_token=self._body.wants_no_token)
 
     def _completion(
         self,
@@ -172,14 +180,14 @@ class _Run:
         return Completion(
             id=self._id,
             created=self._created,
-            model=self._desk.model_name,
+            model=self._service.model_name,
             choices=choices,
             usage=usage,
             kvist=kvist,
         )
 
     def _choice(
-        self, number: int, flight: Flight, tail: Tail, *, is_first: bool
+        self, number: int, flight: InflightRequest, tail: Tail, *, is_first: bool
     ) -> CompletionChoice:
         """Return what is new of a continuation; the first time with what stands before it."""
         output, before = tail.output, tail.num_letters
@@ -200,7 +208,7 @@ class _Run:
         return choice
 
     def _logprobs(
-        self, flight: Flight, tail: Tail, offset: int, *, is_first: bool
+        self, flight: InflightRequest, tail: Tail, offset: int, *, is_first: bool
     ) -> CompletionLogprobs | None:
         new = tail.logprobs()
         if new is None:
@@ -208,7 +216,7 @@ class _Run:
         token_ids, found = new
         if self._body.wants_no_token:
             token_ids, found = [], []
-        num_top, tokenizer = self._body.logprobs or 0, self._desk.tokenizer
+        num_top, tokenizer = self._body.logprobs or 0, self._service.tokenizer
         answer = completion_logprobs(token_ids, found, num_top, offset, tokenizer)
         if not (is_first and self._body.echo and flight.output.prompt_logprobs):
             return answer

@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from kvist.engine.sampling import SamplingParams
 from kvist.errors import RequestError
-from kvist.server.failures import ApiError
+from kvist.server.api_errors import ApiError
 
 MAX_DEPTH = 64
 """Levels of a body. What reads it later (templates, schemas) recurses."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kvist.engine.tokenizer import Tokenizer
-from kvist.server.failures import unavailable
+from kvist.server.api_errors import unavailable
 
 MAX_WAITING_PROMPTS = 1024
 T = TypeVar("T")

@@ -59,7 +59,7 @@ FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
 )
 
 REQUIRED = ToolFormat("")
-"""What `kvist.server.shape.forced_call` lets come: a list of calls, and nothing else."""
+"""What `kvist.server.response_format.forced_call` lets come: a list of calls, and nothing else."""
 
 _PYTHON_TAG = "<|python_tag|>"
 _WORD = frozenset(string.ascii_letters + string.digits + "_-.")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvist.config import PRESETS, EngineConfig
-from kvist.engine.remarks import preset_remarks, utilization_remark
+from kvist.engine.notes import preset_remarks, utilization_remark
 from kvist.errors import ConfigError
 
 

@@ -12,13 +12,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from kvist.engine.grammar import GrammarSpec, Matcher
 
 
-class Anteroom:
+class GrammarQueue:
     """Requests whose grammar is being compiled.
 
     Parameters
     ----------
     compile_grammar : callable
-        From spec to matcher; called on a thread of the anteroom's own, one at a time.
+        From spec to matcher; called on a thread of its own, one at a time.
 
     Notes
     -----

@@ -18,7 +18,7 @@ _WEIGHT = 0.05
 """Of the newest run in the averages."""
 
 
-class Pace:
+class Throughput:
     """A listener of `EventLog`.
 
     Parameters

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from kvist.engine.pace import Pace
 from kvist.engine.sampling import SamplingParams
 from kvist.engine.sequence import EngineRequest
+from kvist.engine.throughput import Throughput
 from kvist.errors import RequestError
 from kvist.events import (
     Event,
@@ -180,8 +180,8 @@ def test_nothing_is_kept_of_requests_that_ended():
             rig.abort(rig.active[-1])
         rig.step()
     rig.drain()
-    door = rig.engine._door
-    assert (len(door._deadlines), len(door._requests), len(door._pace._started)) == (0, 0, 0)
+    door = rig.engine._overload
+    assert (len(door._deadlines), len(door._requests), len(door._throughput._started)) == (0, 0, 0)
 
 
 # -------------------------------------------------------------------------------------------- pace
@@ -204,7 +204,7 @@ def runs(name: str, tokens: int = 10) -> list[Event]:
 
 def test_the_rate_is_that_of_a_queue_that_is_never_empty():
     clock = Clock()
-    pace = Pace(clock)
+    pace = Throughput(clock)
     for n in range(50):
         clock.now_s += 100.0
         pace(RequestScheduled(str(n), 0, 5, False, 5, 0))
@@ -223,7 +223,7 @@ def test_the_rate_is_that_of_a_queue_that_is_never_empty():
 
 def test_short_requests_run_shorter_than_the_average():
     clock = Clock()
-    pace = Pace(clock)
+    pace = Throughput(clock)
     assert pace.run_s() is None
     for n in range(10):
         scheduled, finished = runs(str(n), tokens=20)

@@ -10,7 +10,7 @@ from collections import deque
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvist.server.failures import ApiError, unavailable
+from kvist.server.api_errors import ApiError, unavailable
 
 OPEN_PATHS = frozenset(("/health", "/ping", "/version", "/metrics"))
 """For those who watch the server. They cost nothing and tell of no prompt."""
@@ -19,7 +19,7 @@ BODIES_AT_ONCE = 16
 """Bodies of the largest size that are held side by side; smaller ones in proportion."""
 
 
-class BearerGate:
+class BearerAuth:
     """Lets nobody in without the key; before the body is read.
 
     Parameters
@@ -47,7 +47,7 @@ class BearerGate:
         await self._app(scope, receive, send)
 
 
-class BodyGate:
+class BodyLimit:
     """Reads bodies, up to a size, and passes them on whole.
 
     Parameters

@@ -19,7 +19,7 @@ from kvist.engine.messages import Stats
 from kvist.engine.outputs import CompletionOutput, Logprobs, RequestOutput
 from kvist.engine.sequence import EngineRequest
 from kvist.engine.tokenizer import Tokenizer
-from kvist.server.failures import ApiError, unavailable
+from kvist.server.api_errors import ApiError, unavailable
 from kvist.server.schema import PromptTokensDetails, Usage
 from kvist.server.stream import RequestStream
 
@@ -54,7 +54,7 @@ def check_open(client: Client) -> None:
         raise unavailable(client.refusal, "overloaded")
 
 
-class Flight:
+class InflightRequest:
     """One engine request and the text of its continuations.
 
     Parameters
@@ -122,19 +122,19 @@ class Flight:
         self._stream.abort()
 
 
-class Flights:
+class InflightRequests:
     """Several of them, and the connection that waits for them.
 
     Parameters
     ----------
     http : Request
         Its body must have been read.
-    flights : sequence of Flight
+    inflight : sequence of InflightRequest
         At least one.
     """
 
-    def __init__(self, http: Request, flights: Sequence[Flight]) -> None:
-        self.each = tuple(flights)
+    def __init__(self, http: Request, inflight: Sequence[InflightRequest]) -> None:
+        self.each = tuple(inflight)
         self._is_gone = asyncio.Event()
         self._watcher = asyncio.create_task(self._abort_when_gone(http))
 
@@ -144,7 +144,7 @@ class Flights:
         Raises
         ------
         ClientGoneError, ApiError, RequestError, EngineDeadError
-            As `Flight.advance`.
+            As `InflightRequest.advance`.
         """
         if len(self.each) == 1:
             (flight,) = self.each

@@ -23,9 +23,15 @@ from kvist.engine.sampling import SamplingParams
 from kvist.engine.sequence import EngineRequest
 from kvist.engine.tokenizer import Tokenizer
 from kvist.errors import KvistError, RequestError
-from kvist.server.failures import ApiError, as_api_error
+from kvist.server.api_errors import ApiError, as_api_error
 from kvist.server.fields import CommonFields
-from kvist.server.flight import Client, ClientGoneError, Flight, Flights, check_open
+from kvist.server.inflight import (
+    Client,
+    ClientGoneError,
+    InflightRequest,
+    InflightRequests,
+    check_open,
+)
 from kvist.server.overflow import NOTHING, Dropped, Window
 from kvist.server.schema import Kvist
 from kvist.server.text import TextThread
@@ -46,7 +52,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Desk:
+class Service:
     """What every route needs.
 
     Attributes
@@ -121,7 +127,7 @@ class Desk:
         params: SamplingParams,
         body: CommonFields,
         shape: GrammarSpec | None,
-    ) -> Flights:
+    ) -> InflightRequests:
         """Hand prompts to the engine, all or none.
 
         Raises
@@ -132,7 +138,7 @@ class Desk:
             If the engine takes nothing now.
         """
         name = f"{prefix}-{uuid.uuid4().hex}"
-        flights: list[Flight] = []
+        inflight: list[InflightRequest] = []
         try:
             for number, prepared in enumerate(prompts):
                 check_open(self.client)
@@ -148,12 +154,12 @@ class Desk:
                     timeout_s=body.timeout,
                 )
                 stream = self.client.submit(request)
-                flights.append(Flight(request, prepared.text, stream, self.tokenizer))
+                inflight.append(InflightRequest(request, prepared.text, stream, self.tokenizer))
         except BaseException:
-            for flight in flights:
+            for flight in inflight:
                 flight.close()
             raise
-        return Flights(http, flights)
+        return InflightRequests(http, inflight)
 
 
 def spell_dropped(prompts: Sequence[Prepared]) -> Kvist | msgspec.UnsetType:
@@ -176,20 +182,20 @@ def event(answer: msgspec.Struct) -> bytes:
     return b"data: " + msgspec.json.encode(answer) + b"\n\n"
 
 
-def stream(events: AsyncGenerator[bytes, None], flights: Flights) -> StreamingResponse:
+def stream(events: AsyncGenerator[bytes, None], inflight: InflightRequests) -> StreamingResponse:
     """Return events as a stream that always ends with [DONE], and aborts what is left when it ends.
 
     What goes wrong after the headers is an event.
     """
     return StreamingResponse(
-        _guarded(events, flights),
+        _guarded(events, inflight),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
     )
 
 
 async def _guarded(
-    events: AsyncGenerator[bytes, None], flights: Flights
+    events: AsyncGenerator[bytes, None], inflight: InflightRequests
 ) -> AsyncGenerator[bytes, None]:
     try:
         async with aclosing(events) as inner:
@@ -202,4 +208,4 @@ async def _guarded(
         yield as_api_error(error).event()
         yield _DONE
     finally:
-        flights.close()
+        inflight.close()

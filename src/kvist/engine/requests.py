@@ -30,7 +30,7 @@ from kvist.events import EventLog, RequestAdded, RequestFinished, RequestPreempt
 from kvist.keys import HashChain, RootKey, lane_key
 
 
-class Roster:
+class RequestTable:
     """Sequences by id, by state and by request. Parameters as in `Scheduler`."""
 
     def __init__(

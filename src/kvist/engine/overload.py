@@ -1,4 +1,4 @@
-"""The door: who is turned away because too many wait already, and who has no time left.
+"""Overload: who is turned away because too many wait already, and who has no time left.
 
 Owns the bounds of the queue, what is said to those beyond them, and the deadlines. Looks at the
 scheduler and changes nothing there. No torch. Threads: step thread only.
@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from kvist.engine.deadlines import Deadlines
-from kvist.engine.pace import Pace
 from kvist.engine.scheduler import Scheduler
 from kvist.engine.sequence import EngineRequest
+from kvist.engine.throughput import Throughput
 from kvist.events import EventLog
 
 _RETRY_UNKNOWN_S = 5
@@ -44,7 +44,7 @@ class Overload:
     retry_after_s: int
 
 
-class Door:
+class OverloadGuard:
     """Says whom the queue has no place for, and whose time is over.
 
     Parameters
@@ -68,8 +68,8 @@ class Door:
         self._scheduler = scheduler
         self._clock = clock
         self._most_s = request_timeout_s
-        self._pace = Pace(clock)
-        events.subscribe(self._pace)
+        self._throughput = Throughput(clock)
+        events.subscribe(self._throughput)
         self._deadlines = Deadlines()
         self._requests: dict[str, EngineRequest] = {}
 
@@ -117,7 +117,7 @@ class Door:
         return self._too_late(request)
 
     def _too_late(self, request: EngineRequest) -> Overload | None:
-        rate, run_s = self._pace.leave_rate, self._pace.run_s(request.params.max_tokens)
+        rate, run_s = self._throughput.leave_rate, self._throughput.run_s(request.params.max_tokens)
         if request.timeout_s is None or rate is None or run_s is None:
             return None
         ahead = self._scheduler.num_ahead(request.priority)
@@ -133,7 +133,7 @@ class Door:
 
     def _until_half(self, num_waiting: int) -> int:
         """When half of those that wait now will have begun."""
-        rate = self._pace.leave_rate
+        rate = self._throughput.leave_rate
         return _RETRY_UNKNOWN_S if rate is None else _clamp(num_waiting / 2 / rate)
 
     # ------------------------------------------------------------------ time
@@ -159,7 +159,7 @@ class Door:
         if not self._requests:
             return []
         now = self._clock()
-        run_s = self._pace.run_s() if self._pace.leave_rate is not None else None
+        run_s = self._throughput.run_s() if self._throughput.leave_rate is not None else None
         over: list[tuple[str, str]] = []
         for when_s, request_id in self._deadlines.until(now + (run_s or 0.0)):
             request = self._requests[request_id]
@@ -171,7 +171,7 @@ class Door:
         return over
 
     def _is_hopeless(self, request: EngineRequest, left_s: float) -> bool:
-        run_s = self._pace.run_s(request.params.max_tokens)
+        run_s = self._throughput.run_s(request.params.max_tokens)
         begun = self._scheduler.has_begun(request.request_id)
         return not begun and run_s is not None and left_s < run_s
 
