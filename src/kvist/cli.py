@@ -21,9 +21,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from kvist import __version__
-from kvist.config import EngineConfig, ServerConfig, format_size
+from kvist.config import EngineConfig, ServerConfig
 from kvist.errors import ConfigError, KvistError
 from kvist.flags import with_engine_options, with_server_options
+from kvist.sizes import format_size
 
 if TYPE_CHECKING:
     from kvist.engine.llm import LLM

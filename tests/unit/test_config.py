@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from kvist.config import EngineConfig, KVAllocation, format_size, parse_size
+from kvist.config import EngineConfig, KVAllocation
 from kvist.errors import ConfigError
+from kvist.sizes import format_size, parse_size
 
 
 @pytest.mark.parametrize(

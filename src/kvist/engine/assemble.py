@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from kvist.build import open_cache
-from kvist.config import CacheConfig, EngineConfig, SchedulerConfig, format_size
+from kvist.config import CacheConfig, EngineConfig, SchedulerConfig
 from kvist.engine.attention import NAME, register
 from kvist.engine.bill import MemoryUse, StartupBill
 from kvist.engine.engine import Engine
@@ -35,6 +35,7 @@ from kvist.formats.base import KVFormat
 from kvist.formats.registry import resolve_format
 from kvist.kernels.dispatch import KernelSet, select
 from kvist.keys import RootFields, RootKey, root_key
+from kvist.sizes import format_size
 from kvist.spec import BlockLayout, KVSpec, LayerGroup, LayerKind
 from kvist.tiers.device import DevicePool
 

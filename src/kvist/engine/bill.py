@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kvist.config import format_size
+from kvist.sizes import format_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

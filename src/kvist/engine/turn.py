@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kvist.config import format_size
 from kvist.engine.llm import LLM
 from kvist.engine.sampling import SamplingParams
 from kvist.errors import KvistError
+from kvist.sizes import format_size
 
 
 class Turn:
