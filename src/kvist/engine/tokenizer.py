@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,8 @@ class Tokenizer:
                 f"cannot build the tokenizer of {path}: {reason}; the folder needs tokenizer.json "
                 "(or tokenizer.model) and tokenizer_config.json"
             ) from error
+        # How long a prompt may be is the engine's to say; transformers would only warn.
+        self._inner.model_max_length = sys.maxsize
         self._tokens = TokenBytes(self._inner)
         self.eos_token_ids = eos_ids(path, self._inner.eos_token_id)
 
