@@ -8,6 +8,7 @@ MODEL       ?= smollm2-135m-instruct
 HOST        ?= 127.0.0.1
 PORT        ?= 8000
 PYTEST_ARGS ?=
+WORKERS     ?= 2
 
 LIGHT  := .venv-light
 OLDEST := .venv-oldest
@@ -22,8 +23,9 @@ serve: $(VENV)/.stamp-serve  ## install, fetch the default model, serve it
 	$(VENV)/bin/kvist pull $(MODEL)
 	$(VENV)/bin/kvist serve $(MODEL) --host $(HOST) --port $(PORT)
 
+# A worker a core, a thread a worker: tiny matrices gain nothing from more, and spinning costs.
 test: $(VENV)/.stamp-dev  ## all but the slow tests
-	$(VENV)/bin/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(PYTEST_ARGS)
 
 check: style types floors house light  ## everything a change must pass besides the tests
 

@@ -182,7 +182,7 @@ def generate(
             out.print_json(json.dumps(turn.to_dict()))
         else:
             _write("\n")
-            err.print(turn.summary(), style="dim", highlight=False)
+            err.print(turn.summary(), style="dim", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -217,7 +217,7 @@ def chat(
             if line == "/clear":
                 messages = list(opening)
             elif line == "/bill":
-                err.print(llm.bill.describe(), highlight=False, markup=False)
+                err.print(llm.bill.describe(), highlight=False, markup=False, soft_wrap=True)
             elif line:
                 messages.append({"role": "user", "content": line})
                 turn = Turn(llm, _write)
@@ -225,7 +225,7 @@ def chat(
                     turn.run({"prompt_token_ids": llm.tokenizer.encode_chat(messages)}, params)
                     _write("\n")
                     messages.append({"role": "assistant", "content": turn.text})
-                    err.print(turn.summary(), style="dim", highlight=False)
+                    err.print(turn.summary(), style="dim", highlight=False, soft_wrap=True)
                 except KeyboardInterrupt:
                     messages.pop()
                     err.print("\n(stopped; that turn is forgotten)", style="dim")
