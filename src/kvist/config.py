@@ -331,7 +331,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
             table = tomllib.load(file)
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror or error}") from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # no TOML, or no UTF-8
         raise ConfigError(f"--config {path} is not TOML: {error}") from error
     return {name.replace("-", "_"): value for name, value in table.items()}
 

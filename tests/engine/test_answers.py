@@ -212,3 +212,22 @@ def test_a_request_whose_constraints_leave_nothing_fails_alone(roomy, rng):
     assert failed.outputs[0].finish_reason == "error"
     assert "no token is left" in failed.error
     assert len(good.outputs[0].token_ids) == 3
+
+
+@pytest.mark.parametrize(
+    "prompts", [None, 5, [1.5], ["a", None], [[1, "a"]], "a\ud800", {"prompt": 5}, [["a"], [1]]]
+)
+def test_what_is_no_prompt_is_refused_as_a_request(roomy, prompts):
+    with pytest.raises(RequestError) as caught:
+        roomy.llm.generate(prompts, SamplingParams(max_tokens=1), use_tqdm=False)
+    assert caught.value.param == "prompt"
+    assert not roomy.llm.engine.has_work
+
+
+def test_arrays_of_ids_are_prompts(roomy):
+    params = SamplingParams(max_tokens=3, temperature=0)
+    ids = torch.tensor([5, 6, 7])
+    wanted = ask(roomy, [[5, 6, 7]], params)
+    for prompts in (ids, ids.numpy(), [ids], list(ids.numpy()), iter([ids]), torch.stack([ids])):
+        (output,) = ask(roomy, prompts, params)
+        assert output.outputs[0].token_ids == wanted[0].outputs[0].token_ids

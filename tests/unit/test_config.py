@@ -132,6 +132,10 @@ def test_a_file_with_a_value_of_the_wrong_kind_is_refused(toml: Any, line: str):
             {"max_num_seqs": 64, "max_num_batched_tokens": 63},
             "--max-num-batched-tokens=63 must be at least max_num_seqs=64",
         ),
+        (
+            {"max_num_seqs": 1 << 21, "max_num_batched_tokens": 1 << 21},
+            "--max-num-batched-tokens=2097152 must be at most 1048576",
+        ),
         ({"block_size": 0}, "--block-size=0 must be from 1 to 256"),
         ({"block_size": 257}, "--block-size=257 "),
         ({"kv_cache_memory_bytes": 0}, "--kv-cache-memory-bytes=0 "),
@@ -159,3 +163,7 @@ def test_a_file_that_is_missing_or_no_toml_is_refused_by_name(toml: Any, tmp_pat
         EngineConfig.resolve({}, config_file=tmp_path / "absent.toml", environ={})
     with pytest.raises(ConfigError, match=r"kvist\.toml is not TOML"):
         EngineConfig.resolve({}, config_file=toml("max_num_seqs ="), environ={})
+    path = tmp_path / "latin.toml"
+    path.write_bytes(b"model = '\xff'")
+    with pytest.raises(ConfigError, match=r"latin\.toml is not TOML"):
+        EngineConfig.resolve({}, config_file=path, environ={})

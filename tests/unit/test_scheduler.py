@@ -451,3 +451,22 @@ def test_a_fork_beyond_max_num_seqs_waits():
     rig.fork("r0")
     assert rig.state("r1") == "waiting"
     rig.drain()
+
+
+def test_a_step_that_cannot_be_planned_leaves_the_books_as_they_were(monkeypatch):
+    rig = rig_of(num_blocks=24, max_model_len=48, max_num_seqs=3, max_num_batched_tokens=16)
+    rig.add(prompt(9), 8)
+    rig.step()
+    rig.add(prompt(7, 5), 8)
+    before = rig.scheduler.cache.stats()
+
+    def broken(*_: object) -> None:
+        raise ValueError("cannot be planned")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("kvist.engine.scheduler.plan_step", broken)
+        with pytest.raises(ValueError, match="cannot be planned"):
+            rig.scheduler.schedule()
+    assert rig.scheduler.cache.stats() == before
+    rig.scheduler.check()
+    rig.drain()

@@ -228,6 +228,29 @@ def test_every_id_that_ends_a_generation_is_known(tmp_path, files, expected):
     assert list(Tokenizer(tmp_path).eos_token_ids) == [end if e == "</s>" else e for e in expected]
 
 
+@pytest.mark.parametrize("wrong", ["</s>", [7, "a"], [[7]], 1.5])
+def test_an_end_that_is_no_id_is_a_model_error(tmp_path, wrong):
+    _byte_level(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": wrong}))
+    with pytest.raises(ModelError, match=r"config\.json: eos_token_id"):
+        Tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["null", "5", "[]", "[" * 100_000])
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_damaged_tokenizer_is_a_model_error(tmp_path, name, content):
+    _byte_level(tmp_path)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ModelError, match="cannot build the tokenizer"):
+        Tokenizer(tmp_path)
+
+
+def test_half_a_surrogate_pair_is_the_requests_fault(byte_level):
+    """Guarded: the library below says TypeError, and that would be ours."""
+    with pytest.raises(RequestError, match=r"U\+D800\) stands at letter 1"):
+        byte_level.encode("a\ud800")
+
+
 def test_a_folder_without_tokenizer_is_a_model_error(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(ModelError, match=r"tokenizer\.json"):

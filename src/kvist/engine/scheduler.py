@@ -20,7 +20,7 @@ Threads: step thread only.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 
 from kvist.cache import KVCacheManager
 from kvist.config import SchedulerConfig
@@ -234,11 +234,17 @@ class Scheduler:
                 seq.allocation = allocation
                 chosen[seq.request_id] = seq
                 budget -= n
-        if not preempted:
-            self._admission.admit(budget, rows, chosen, only)
+        try:
+            if not preempted:
+                self._admission.admit(budget, rows, chosen, only)
+            plan = plan_step(self._steps + 1, chosen.values(), self.cache, tuple(preempted))
+        except Exception:
+            # A request that cannot be planned must not leave the others' blocks reserved.
+            self._take_back(chosen.values())
+            raise
         self._steps += 1
-        self._in_flight = plan_step(self._steps, chosen.values(), self.cache, tuple(preempted))
-        return self._in_flight
+        self._in_flight = plan
+        return plan
 
     # ------------------------------------------------------------------ record
 
@@ -294,16 +300,19 @@ class Scheduler:
             Requests that were aborted while the plan was in flight.
         """
         self._take_flight(plan)
-        for item in plan.scheduled:
-            seq = self._sequences[item.request_id]
+        planned = [self._sequences[item.request_id] for item in plan.scheduled]
+        self._take_back(planned)
+        return [self._requests.finish(seq, "abort") for seq in planned if seq.abort_requested]
+
+    def _take_back(self, planned: Iterable[Sequence]) -> None:
+        """Undo the reservations of a step that did not take place."""
+        for seq in planned:
             assert seq.table is not None
             assert seq.allocation is not None
             self.cache.cancel(seq.table, seq.allocation)
             seq.num_scheduled = 0
             seq.allocation = None
         self._admission.take_back()
-        aborted = [self._sequences[item.request_id] for item in plan.scheduled]
-        return [self._requests.finish(seq, "abort") for seq in aborted if seq.abort_requested]
 
     def _take_flight(self, plan: StepPlan) -> None:
         if plan is not self._in_flight:

@@ -47,7 +47,7 @@ class Tokenizer:
             self._inner: Any = AutoTokenizer.from_pretrained(
                 path, local_files_only=True, trust_remote_code=False
             )
-        except (ValueError, KeyError, OSError, ImportError, TypeError) as error:
+        except Exception as error:  # broken files make the libraries raise all there is
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ModelError(
                 f"cannot build the tokenizer of {path}: {reason}; the folder needs tokenizer.json "
@@ -208,6 +208,11 @@ def eos_ids(path: Path, tokenizer_eos: int | None) -> tuple[int, ...]:
 
     Those of `generation_config.json`, else of `config.json`, and the tokenizer's own. The union, as
     in vLLM; transformers' generate takes the first file alone.
+
+    Raises
+    ------
+    ModelError
+        If a file names something that is no id.
     """
     ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
@@ -216,7 +221,13 @@ def eos_ids(path: Path, tokenizer_eos: int | None) -> tuple[int, ...]:
         except (OSError, ValueError, AttributeError):
             continue  # an absent file says nothing; a broken config.json is resolve's to report
         if value is not None:
-            ids += value if isinstance(value, list) else [value]
+            named = value if isinstance(value, list) else [value]
+            if not all(type(index) is int for index in named):
+                raise ModelError(
+                    f"{path / name}: eos_token_id={value!r} is no token id or list of them; correct"
+                    " it, or fetch the model again"
+                )
+            ids += named
             break
     if tokenizer_eos is not None:
         ids.append(tokenizer_eos)

@@ -151,7 +151,13 @@ def _open_member(archive: zipfile.ZipFile, member: str, wheel: Wheel) -> IO[byte
 
 
 def _last_words(stderr: str) -> str:
-    """The line of pip's complaint that says most: its last ERROR line."""
+    """The line of pip's complaint that says most: its last ERROR line.
+
+    Where that is ``ERROR: Exception:`` (a full disk, for one), a traceback follows, and its end
+    says most.
+    """
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR")]
+    if errors and errors[-1] == "Exception:":
+        errors = []
     return (errors or lines or ["no reason given"])[-1].rstrip(".")

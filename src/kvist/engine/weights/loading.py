@@ -125,9 +125,11 @@ def load_model(
                 trust_remote_code=False,
                 output_loading_info=True,
             )
-    except (ValueError, KeyError, OSError, ImportError, RuntimeError) as error:
+    except Exception as error:  # a broken folder makes the libraries raise all there is
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(
-            f"cannot load {source.name} from {source.path}: {str(error).strip().splitlines()[0]}"
+            f"cannot load {source.name} from {source.path}: {reason}; if a file is damaged, fetch"
+            " the model again"
         ) from error
     missing = sorted(info["missing_keys"])
     if missing:

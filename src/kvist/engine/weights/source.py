@@ -109,7 +109,7 @@ def resolve(model: str, progress: Progress | None = None) -> ModelSource:
     """
     with _shown(progress) as report:
         path = Path(model).expanduser()
-        if _exists(path):
+        if model and _exists(path):
             return _from_path(model, path, report)
         packaged = find_packaged(model)
         if packaged is not None:
@@ -203,7 +203,7 @@ def _source(name: str, folder: Path, origin: str, notes: tuple[str, ...] = ()) -
         raise ModelError(f"{folder} has no config.json; {hint}")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"cannot read {file}: {error}; fetch the model again") from error
     if not isinstance(config, dict):
         raise ModelError(f"{file} holds a JSON {type(config).__name__}, not an object")
