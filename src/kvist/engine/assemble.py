@@ -359,6 +359,3 @@ def _weights_bytes(model: nn.Module) -> int:
 def _not_yet_resident(pool: DevicePool) -> int:
     residency = pool.residency()
     return residency.reserved_bytes - residency.resident_bytes
-
-
-__all__ = ["KernelSet", "OpenEngine", "open_engine"]

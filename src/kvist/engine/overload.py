@@ -5,7 +5,7 @@ scheduler and changes nothing there. No torch. Threads: step thread only.
 
 A queue that takes everyone serves nobody in time: once it is longer than the deadlines allow, every
 request that comes out of it has waited most of its time away and is cut off while it runs. So a
-request that by the pace of late would not be done in time is turned away at once, and one that has
+request that by the recent pace would not be done in time is turned away at once, and one that has
 become hopeless in the queue ends there, before it costs anything.
 """
 
@@ -36,7 +36,7 @@ class Overload:
     message : str
         For people.
     retry_after_s : int
-        When it may look better, by the pace of late.
+        When it may look better, by the recent pace.
     """
 
     reason: str
@@ -126,7 +126,7 @@ class OverloadGuard:
             return None
         return Overload(
             "deadline",
-            f"{ahead} requests wait before it; at the pace of late it would be done in"
+            f"{ahead} requests wait before it; at the recent pace it would be done in"
             f" {needed_s:.1f} s, and it has {request.timeout_s:g} s",
             _clamp(needed_s - request.timeout_s),
         )
@@ -167,7 +167,7 @@ class OverloadGuard:
                 over.append((request_id, f"deadline: {request.timeout_s:g} s are over"))
             elif self._is_hopeless(request, when_s - now):
                 why = f"deadline: {when_s - now:.1f} s of {request.timeout_s:g} s are left, too few"
-                over.append((request_id, f"{why} at the pace of late; it was not begun"))
+                over.append((request_id, f"{why} at the recent pace; it was not begun"))
         return over
 
     def _is_hopeless(self, request: EngineRequest, left_s: float) -> bool:

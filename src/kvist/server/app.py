@@ -88,7 +88,7 @@ def create_app(
     """
     config = config if config is not None else ServerConfig()
     app = FastAPI(title="kvist", version=__version__, docs_url=None, redoc_url=None)
-    service = make_desk(
+    service = make_service(
         client,
         tokenizer,
         config,
@@ -107,7 +107,7 @@ def create_app(
     return app
 
 
-def make_desk(
+def make_service(
     client: Client,
     tokenizer: Tokenizer,
     config: ServerConfig,
