@@ -58,7 +58,7 @@ clean:
 # ---- environments: a stamp lies in its venv, so that a second call installs nothing
 
 $(VENV)/.stamp-serve: $(BUILD) | $(VENV)/bin/python
-	$(VENV)/$(PIP) -e '.[engine,server]'
+	$(VENV)/$(PIP) -e '.[engine,server,tiers]'
 	touch $@
 
 $(VENV)/.stamp-dev: $(BUILD) | $(VENV)/bin/python

@@ -10,6 +10,7 @@
     ├─ DownloadError              something could not be fetched, or is not what it should be
     ├─ CapacityError              would not fit, whatever were evicted
     ├─ BackendError               a kernel or device that cannot run here, and why
+    ├─ DamageError(ValueError)    bytes from a tier that are not what was stored; a miss by then
     ├─ EngineDeadError            the engine process is gone; nothing more can be served
     └─ IntegrityError             a broken invariant: our own bug; carries the state
 
@@ -73,6 +74,10 @@ class CapacityError(KvistError):
 
 class BackendError(KvistError):
     """A kernel or device cannot be used here."""
+
+
+class DamageError(KvistError, ValueError):
+    """Bytes are not what was stored. Raised inside a tier; to its callers it is an `Outcome`."""
 
 
 class EngineDeadError(KvistError):

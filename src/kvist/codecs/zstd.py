@@ -1,0 +1,157 @@
+"""Zstandard over byte planes.
+
+The bytes of floating point numbers are unlike each other: sign and exponent repeat, the low bits
+of the mantissa are noise. So the numbers are cut into planes, one for each byte of a number, and
+each plane becomes a zstd frame, or stays as it is where that would not pay::
+
+    u32 stored length × itemsize │ plane 0 (low bytes) │ … │ plane itemsize-1 (sign, exponent)
+
+A plane as long as it is raw *is* raw; so is a whole segment. The planes are those of Blosc's
+shuffle filter; ours differs in that noise is found by a sample and never given to the compressor,
+which makes both ways about twice as fast on bf16.
+
+Integers are little-endian. Knows nothing of what the numbers mean.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+
+import numpy as np
+import zstandard
+
+from kvist.codecs.base import Codec
+from kvist.errors import ConfigError, DamageError
+
+DEFAULT_LEVEL = 1
+_PLANED_ITEMSIZES = (2, 4, 8)
+_SAMPLE_BYTES = 8 << 10
+_WORTHWHILE = 0.97
+
+
+class ZstdCodec(Codec):
+    """zstd over byte planes; raw where that is not shorter.
+
+    Parameters
+    ----------
+    level : int
+        zstd's, -7 to 19. 1 loses little room to higher ones on KV bytes and is the fastest that
+        has entropy coding of use on exponents.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such level.
+
+    Notes
+    -----
+    bf16 numbers that are normally distributed: exponent plane to 39 %, the whole to 70 %.
+    """
+
+    name = "zstd"
+    wire_id = 1
+
+    def __init__(self, level: int = DEFAULT_LEVEL) -> None:
+        if not -7 <= level <= 19:
+            raise ConfigError(f"zstd:{level} is no level of zstd; there are -7 to 19, 1 is usual")
+        self.level = level
+        # zstd's contexts are costly to make and serve one thread at a time.
+        self._contexts = threading.local()
+
+    def encode(self, segment: memoryview, itemsize: int) -> bytes | memoryview:
+        """See `Codec.encode`. About 0.7 GB/s on bf16 and one core, one copy of the segment."""
+        width = _width(len(segment), itemsize)
+        compressor = self._compressor()
+        parts = [_compress(compressor, plane) for plane in _split(segment, width)]
+        lengths = struct.pack(f"<{width}I", *map(len, parts))
+        if len(lengths) + sum(map(len, parts)) >= len(segment):
+            return segment
+        return b"".join((lengths, *parts))
+
+    def decode(self, data: memoryview, out: memoryview, itemsize: int) -> None:
+        """See `Codec.decode`. About 1.2 GB/s on bf16 and one core, one copy of the segment."""
+        if len(data) == len(out):
+            out[:] = data
+            return
+        width = _width(len(out), itemsize)
+        header_bytes = 4 * width
+        if not header_bytes <= len(data) < len(out):
+            raise DamageError(f"a segment of {len(out)} bytes came as {len(data)} bytes of zstd")
+        lengths = struct.unpack_from(f"<{width}I", data)
+        if header_bytes + sum(lengths) != len(data):
+            raise DamageError(f"planes of {lengths} bytes do not fill {len(data)} bytes of zstd")
+        plane_bytes = len(out) // width
+        planes = []
+        position = header_bytes
+        for length in lengths:
+            planes.append(self._plane(data[position : position + length], plane_bytes))
+            position += length
+        _join(planes, out)
+
+    def _plane(self, data: memoryview, plane_bytes: int) -> bytes | memoryview:
+        if len(data) == plane_bytes:
+            return data
+        try:
+            # The header is asked first: what it claims is allocated before a byte is read.
+            claimed = zstandard.frame_content_size(data)
+            if claimed != plane_bytes:
+                raise DamageError(f"a plane of {plane_bytes} bytes claims to be {claimed}")
+            return self._decompressor().decompress(data, allow_extra_data=False)
+        except zstandard.ZstdError as error:
+            raise DamageError(f"a plane of {plane_bytes} bytes is no zstd: {error}") from error
+
+    def _compressor(self) -> zstandard.ZstdCompressor:
+        found: zstandard.ZstdCompressor | None = getattr(self._contexts, "compressor", None)
+        if found is None:
+            found = self._contexts.compressor = zstandard.ZstdCompressor(
+                level=self.level, write_content_size=True, write_checksum=False
+            )
+        return found
+
+    def _decompressor(self) -> zstandard.ZstdDecompressor:
+        found: zstandard.ZstdDecompressor | None = getattr(self._contexts, "decompressor", None)
+        if found is None:
+            found = self._contexts.decompressor = zstandard.ZstdDecompressor()
+        return found
+
+
+def _compress(compressor: zstandard.ZstdCompressor, plane: memoryview) -> bytes | memoryview:
+    if len(plane) > 2 * _SAMPLE_BYTES:
+        middle = len(plane) // 2
+        sample = plane[middle : middle + _SAMPLE_BYTES]
+        if not _pays(compressor.compress(sample), sample):
+            return plane
+    frame = compressor.compress(plane)
+    return frame if _pays(frame, plane) else plane
+
+
+def _pays(frame: bytes, plane: memoryview) -> bool:
+    return len(frame) < _WORTHWHILE * len(plane)
+
+
+def _width(segment_bytes: int, itemsize: int) -> int:
+    """How many planes a segment is cut into."""
+    return itemsize if itemsize in _PLANED_ITEMSIZES and segment_bytes % itemsize == 0 else 1
+
+
+def _split(segment: memoryview, width: int) -> list[memoryview]:
+    if width == 1:
+        return [segment]
+    # Shifts and narrowing copies of whole numbers: four times as fast as strided bytes.
+    numbers = np.frombuffer(segment, dtype=f"<u{width}")
+    planes = np.empty((width, len(numbers)), dtype=np.uint8)
+    for index in range(width):
+        np.copyto(planes[index], numbers >> (8 * index) if index else numbers, casting="unsafe")
+    return [plane.data for plane in planes]
+
+
+def _join(planes: list[bytes | memoryview], out: memoryview) -> None:
+    if len(planes) == 1:
+        out[:] = planes[0]
+        return
+    numbers = np.frombuffer(out, dtype=f"<u{len(planes)}")
+    np.copyto(numbers, np.frombuffer(planes[-1], dtype=np.uint8))
+    for plane in reversed(planes[:-1]):
+        np.left_shift(numbers, 8, out=numbers)
+        np.bitwise_or(numbers, np.frombuffer(plane, dtype=np.uint8), out=numbers)
