@@ -21,6 +21,7 @@ How it ends:
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -283,10 +284,17 @@ def main() -> int:
 
 
 def _open_with_model(config: EngineConfig) -> Opened:
-    # Here, not above: it takes seconds, and the server should hear of what goes wrong in it.
-    from kvist.engine.assemble import open_engine
+    # What is imported and built here stays until the end, so nothing of it is garbage to look for:
+    # looking took a sixth of the start, and would come back with every full collection later.
+    gc.disable()
+    try:
+        # Here, not above: it takes seconds, and the server should hear of what goes wrong in it.
+        from kvist.engine.assemble import open_engine
 
-    return open_engine(config)
+        return open_engine(config)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 if __name__ == "__main__":
