@@ -172,15 +172,15 @@ class KVCacheManager:
         """
         if match.block_ids and (table.ids or table.num_tokens):
             raise IntegrityError(f"a match can only open an empty table, not {table!r}")
-        pool = self._pool
+        pool, size = self._pool, self.block_size
         before = len(table.ids)
-        write_index = table.num_tokens // self.block_size
+        write_index, filled = divmod(table.num_tokens, size)
         copy_on_write = (
-            num_tokens > table.num_tokens
-            and table.num_tokens % self.block_size != 0
+            filled != 0
+            and num_tokens > table.num_tokens
             and not self._is_writable(table.ids[write_index])
         )
-        missing = max(0, self.blocks_for(num_tokens) - before - len(match.block_ids))
+        missing = max(0, -(-num_tokens // size) - before - len(match.block_ids))
         if not (missing or copy_on_write or match.block_ids):
             # Fifteen decodes of sixteen: the token goes into a block that is there.
             return Allocation((), (), before)
@@ -235,7 +235,8 @@ class KVCacheManager:
         size = self.block_size
         if num_tokens < table.num_tokens or num_tokens > len(table.ids) * size:
             raise IntegrityError(f"commit of {num_tokens} tokens does not fit {table!r}")
-        self._settle(table)
+        if table.copies:
+            self._settle(table)
         if table.num_shared:
             self._events.emit(BlocksShared(table.num_shared, table.num_shared * size))
             table.num_shared = 0

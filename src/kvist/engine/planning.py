@@ -25,33 +25,38 @@ def plan_step(
     scheduled: list[Scheduled] = []
     copies: list[BlockCopy] = []
     fresh: list[int] = []
-    for seq in sorted(sequences, key=lambda s: s.num_scheduled > 1):
+    chosen = list(sequences)
+    ones = [seq for seq in chosen if seq.num_scheduled == 1]
+    for seq in (*ones, *(seq for seq in chosen if seq.num_scheduled != 1)):
         assert seq.table is not None
         assert seq.allocation is not None
-        start, end = seq.num_computed, seq.num_computed + seq.num_scheduled
+        start = seq.num_computed
+        end = start + seq.num_scheduled
         scheduled.append(
             Scheduled(
                 request_id=seq.request_id,
                 token_ids=tuple(seq.token_ids[start:end]),
                 position=start,
                 block_ids=seq.table.ids[: cache.blocks_for(end)],
-                sample=sample_row(seq) if end == seq.num_tokens else None,
-                prompt_rows=_prompt_rows(seq, start, end),
+                sample=sample_row(seq) if end == len(seq.token_ids) else None,
+                prompt_rows=_prompt_rows(seq, start, end) if seq.needs_prompt_logprobs else None,
             )
         )
-        copies.extend(seq.allocation.copies)
-        fresh.extend(seq.allocation.fresh)
+        if seq.allocation.fresh:  # fifteen decodes of sixteen have none
+            copies.extend(seq.allocation.copies)
+            fresh.extend(seq.allocation.fresh)
     return StepPlan(step, tuple(scheduled), tuple(copies), tuple(fresh), preempted)
 
 
 def sample_row(seq: Sequence) -> SampleRow:
     """Return how the token after the known ones is to be chosen."""
+    params = seq.params
     return SampleRow(
-        seq.params,
+        params,
         seq.seed,
-        seq.num_tokens,
+        len(seq.token_ids),
         seq.index,
-        forbidden_ids(seq),
+        forbidden_ids(seq) if params.min_tokens or params.bad_words_token_ids else (),
         dict(seq.counts) if seq.counts is not None else None,
         seq.matcher.mask() if seq.matcher is not None else None,
     )
@@ -72,7 +77,5 @@ def forbidden_ids(seq: Sequence) -> tuple[int, ...]:
 
 
 def _prompt_rows(seq: Sequence, start: int, end: int) -> PromptRows | None:
-    if not seq.needs_prompt_logprobs:
-        return None
     targets = tuple(seq.token_ids[start + 1 : min(end, seq.num_prompt_tokens - 1) + 1])
     return PromptRows(targets, seq.params.prompt_logprobs or 0) if targets else None

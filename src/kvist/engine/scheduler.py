@@ -208,15 +208,19 @@ class Scheduler:
         rows = PROMPT_LOGPROB_TOKENS
         chosen: dict[str, Sequence] = {}
         preempted: list[str] = []
-        decoding = [s for s in self._running if s.num_remaining == 1]
-        prefilling = [s for s in self._running if s.num_remaining > 1]
-        for seq in (*decoding, *prefilling):
+        decoding: list[tuple[Sequence, int]] = []
+        prefilling: list[tuple[Sequence, int]] = []
+        for seq in self._running:
+            remaining = seq.num_remaining
+            if remaining:
+                (decoding if remaining == 1 else prefilling).append((seq, remaining))
+        for seq, remaining in (*decoding, *prefilling):
             if budget == 0:
                 break
             if seq.status is not SequenceStatus.RUNNING or (only and seq.request_id not in only):
                 continue
-            n = min(seq.num_remaining, budget)
-            if seq.needs_prompt_logprobs:
+            n = min(remaining, budget)
+            if seq.prompt_logprobs is not None and seq.needs_prompt_logprobs:
                 if rows == 0:
                     continue
                 n = min(n, rows)
@@ -325,7 +329,8 @@ class Scheduler:
         num_tokens = item.position + len(item.token_ids)
         seen = seq.see(num_tokens)
         full = self.cache.commit(seq.table, num_tokens, seq.token_ids, seq.chain)
-        self._waiting.fulfil(seq, full)
+        if seq.promised:
+            self._waiting.fulfil(seq, full)
         if item.prompt_rows is not None and seq.prompt_logprobs is not None:
             # After a preemption the first of them are known already.
             known = len(seq.prompt_logprobs) - item.position

@@ -156,6 +156,8 @@ class Sequence:
         How often each token was generated, 0 for those of the prompt; where penalties ask for it.
     prompt_logprobs : list of TokenLogprobs, or None
         Those of prompt tokens 1, 2, … as far as they were computed; ``None`` if nobody asks.
+    stop_ids : tuple of int
+        Ids that end it.
     num_seen : int
         Leading tokens it once had K and V of; what is computed below that is computed again.
     passes : int
@@ -190,6 +192,7 @@ class Sequence:
         "request_id",
         "seed",
         "status",
+        "stop_ids",
         "table",
         "token_ids",
     )
@@ -210,6 +213,9 @@ class Sequence:
         self.base_seed = base_seed
         self.seed = base_seed + arrival if self.params.seed is None else self.params.seed
         self.max_num_tokens = max_num_tokens
+        self.stop_ids = self.params.stop_token_ids
+        if not self.params.ignore_eos:
+            self.stop_ids += request.eos_token_ids
         self.chain = chain
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
@@ -300,6 +306,9 @@ class Sequence:
             Prompt tokens among them that are new, and tokens of any kind that are not.
         """
         start, seen = self.num_computed, self.num_seen
+        if start >= seen and start >= self.num_prompt_tokens:  # a decode: most calls, and no news
+            self.num_seen = num_tokens
+            return 0, 0
         again = max(0, min(num_tokens, seen) - start)
         prompt = max(0, min(num_tokens, self.num_prompt_tokens) - max(start, seen))
         self.num_seen = max(seen, num_tokens)
@@ -311,19 +320,13 @@ class Sequence:
         held = self.prompt_logprobs
         return held is not None and len(held) < self.num_prompt_tokens - 1
 
-    @property
-    def stop_ids(self) -> tuple[int, ...]:
-        """Ids that end the sequence."""
-        params = self.params
-        return params.stop_token_ids + (() if params.ignore_eos else self.request.eos_token_ids)
-
     def stop_reason(self, token_id: int) -> str | None:
         """Return why the sequence ends with `token_id`, its newest token, or ``None``."""
-        if self.num_output_tokens > self.params.min_tokens and token_id in self.stop_ids:
+        if token_id in self.stop_ids and self.num_output_tokens > self.params.min_tokens:
             return "stop"
         if self.matcher is not None and self.matcher.is_done:
             return "stop"
-        return "length" if self.num_tokens >= self.max_num_tokens else None
+        return "length" if len(self.token_ids) >= self.max_num_tokens else None
 
     def __repr__(self) -> str:
         return (

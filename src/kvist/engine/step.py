@@ -151,8 +151,9 @@ class StepResult:
                 continue
             if item.sample is not None and item.request_id not in self.tokens:
                 raise IntegrityError(f"step {plan.step} brought no token for {item.request_id!r}")
-            wanted = len(item.prompt_rows.targets) if item.prompt_rows is not None else 0
-            if len(self.prompt_logprobs.get(item.request_id, ())) != wanted:
+            if item.prompt_rows is None:
+                continue
+            if len(self.prompt_logprobs.get(item.request_id, ())) != len(item.prompt_rows.targets):
                 raise IntegrityError(
                     f"step {plan.step} brought no log probabilities for {item.request_id!r}"
                 )
