@@ -40,7 +40,7 @@ def open_scheduler(context: int, steps: int) -> Scheduler:
     max_model_len = context + 2 * steps + 100
     blocks = NUM_SEQS * -(-max_model_len // BLOCK_SIZE)
     events = EventLog()
-    cache = KVCacheManager(blocks, BLOCK_SIZE, make_policy("lru"), events)
+    cache = KVCacheManager(blocks, BLOCK_SIZE, make_policy("lru", blocks), events)
     config = SchedulerConfig(
         max_model_len=max_model_len, max_num_seqs=NUM_SEQS, max_num_batched_tokens=2_048
     )

@@ -187,7 +187,7 @@ class KVCacheManager:
         if missing + copy_on_write + pool.num_unused(match.block_ids) > pool.num_available:
             return None
         if match.block_ids:
-            pool.retain(match.block_ids)
+            pool.retain(match.block_ids, uses=1)
             table.ids.extend(match.block_ids)
             table.num_tokens = match.num_tokens
             table.num_sealed = len(match.block_ids)

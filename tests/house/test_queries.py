@@ -82,7 +82,7 @@ def books(cache: KVCacheManager) -> str:
             cache.stats(),
             [(b.state, b.refs, b.key, b.num_children) for b in pool.blocks],
             pool._free,
-            list(pool._policy),
+            sorted(pool._policy.offered()),
             sorted(pool.index.items()),
             sorted((t.ids.tolist(), t.num_tokens, t.num_sealed, t.copies) for t in cache._tables),
         )

@@ -11,6 +11,7 @@ from kvist.blocks.pool import BlockPool
 from kvist.blocks.prefix import PrefixIndex
 from kvist.errors import IntegrityError
 from kvist.keys import BlockKey
+from kvist.policies.base import Candidate
 from kvist.policies.lru import LRUPolicy
 
 
@@ -169,15 +170,15 @@ class CountingPolicy(LRUPolicy):
         super().__init__()
         self.calls = 0
 
-    def add(self, block_id: int, depth: int) -> None:
+    def add(self, block: Candidate, uses: int = 1) -> None:
         self.calls += 1
-        super().add(block_id, depth)
+        super().add(block, uses)
 
-    def remove(self, block_id: int) -> None:
+    def evict(self, key: bytes) -> None:
         self.calls += 1
-        super().remove(block_id)
+        super().evict(key)
 
-    def victim(self) -> int | None:
+    def victim(self) -> bytes | None:
         self.calls += 1
         return super().victim()
 
@@ -195,6 +196,35 @@ def test_the_work_a_block_does_not_grow_with_the_pool():
         pool.release(pool.allocate(8) or [])
         calls.append(policy.calls)
     assert calls[0] == calls[1] == 16
+
+
+class ListeningPolicy(LRUPolicy):
+    """How often each block was said to be used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.uses: list[int] = []
+
+    def add(self, block: Candidate, uses: int = 1) -> None:
+        self.uses.append(uses)
+        super().add(block, uses)
+
+
+def test_the_policy_is_told_how_often_a_block_was_found_since_it_was_last_unused():
+    policy = ListeningPolicy()
+    pool = BlockPool(2, policy)
+    (block,) = pool.allocate(1) or []
+    pool.seal(block, key(1), LANE, 0, ())
+    pool.retain([block], uses=1)
+    pool.retain([block])  # a fork: it was not found, it was there
+    for _ in range(3):
+        pool.release([block])
+    assert policy.uses == [2]
+    pool.retain([block], uses=1)
+    pool.release([block])
+    pool.retain([block])
+    pool.release([block])
+    assert policy.uses == [2, 1, 0]
 
 
 # ----------------------------------------------------------------------------------------- check
@@ -219,8 +249,8 @@ def broken(damage: str) -> tuple[BlockPool, Counter[int]]:
         pool.index.remove(key(1))
     elif damage == "parent leaves first":
         pool.release([a])
-        pool._policy.remove(b)
-        pool._policy.add(b, 1)
+        pool._policy.forget(key(2))
+        pool._policy.add(Candidate(key(2), parent=b"not what it continues"))
         return pool, Counter()
     elif damage == "children":
         pool.blocks[a].num_children += 1

@@ -37,7 +37,7 @@ class Samples:
         self.cache = KVCacheManager(
             config.num_blocks,
             config.block_size,
-            make_policy("lru"),
+            make_policy("lru", config.num_blocks),
             events,
             enable_prefix_caching=config.enable_prefix_caching,
         )

@@ -35,7 +35,17 @@ class BlockState(IntEnum):
 class Block:
     """State of one block. `BlockPool` is the only writer."""
 
-    __slots__ = ("block_id", "depth", "key", "num_children", "parent", "refs", "state", "token_ids")
+    __slots__ = (
+        "block_id",
+        "depth",
+        "key",
+        "num_children",
+        "parent",
+        "refs",
+        "state",
+        "token_ids",
+        "uses",
+    )
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
@@ -47,6 +57,8 @@ class Block:
         self.depth = 0
         self.token_ids: tuple[int, ...] = ()
         self.num_children = 0
+        # Times it was found since the policy was last told.
+        self.uses = 0
 
     def __repr__(self) -> str:
         key = self.key.hex()[:8] if self.key else "-"

@@ -13,7 +13,7 @@ from kvist.blocks.block import Block, BlockState
 from kvist.blocks.prefix import PrefixIndex
 from kvist.errors import IntegrityError
 from kvist.keys import BlockKey
-from kvist.policies.base import EvictionPolicy
+from kvist.policies.base import Candidate, EvictionPolicy
 
 FREE, OPEN, SEALED, CACHED = BlockState
 
@@ -31,7 +31,7 @@ class BlockPool:
 
     Notes
     -----
-    Every operation is O(1) a block.
+    A block costs what the policy takes, O(log blocks), and O(1) besides.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class BlockPool:
     @property
     def num_cached(self) -> int:
         """Blocks that are findable and used by nobody."""
-        return len(self._policy)
+        return self._policy.num_offered
 
     @property
     def num_available(self) -> int:
         """Blocks that `allocate` could hand out: free and cached."""
-        return len(self._free) + len(self._policy)
+        return len(self._free) + self._policy.num_offered
 
     @property
     def num_used(self) -> int:
@@ -101,16 +101,24 @@ class BlockPool:
             block.refs = 1
         return taken
 
-    def retain(self, block_ids: Iterable[int]) -> None:
-        """Add one reference to each block. REQUIRES none of them is FREE."""
+    def retain(self, block_ids: Iterable[int], uses: int = 0) -> None:
+        """Add one reference to each block. REQUIRES none of them is FREE.
+
+        Parameters
+        ----------
+        uses : int
+            1 when this is what the block is kept for: a request found it. 0 for a copy, a fork, a
+            transfer, which say nothing of whether it will be wanted again.
+        """
         for block_id in block_ids:
             block = self.blocks[block_id]
             if block.state == FREE:
                 raise IntegrityError(f"retain of a free block: {block!r}")
-            if block.state == CACHED:
-                self._policy.remove(block_id)
+            if block.state == CACHED and block.key is not None:
+                self._policy.withhold(block.key)
                 block.state = SEALED
             block.refs += 1
+            block.uses += uses
 
     def release(self, block_ids: Sequence[int]) -> None:
         """Take one reference from each block, given in token order.
@@ -124,9 +132,10 @@ class BlockPool:
             block.refs -= 1
             if block.refs:
                 continue
-            if block.state == SEALED:
+            if block.key is not None and block.parent is not None:
                 block.state = CACHED
-                self._policy.add(block_id, block.depth)
+                self._policy.add(Candidate(block.key, block.parent, block.depth), block.uses)
+                block.uses = 0
             else:
                 block.state = FREE
                 self._free.append(block_id)
@@ -153,13 +162,14 @@ class BlockPool:
             raise IntegrityError(f"only an OPEN block can be sealed: {block!r}")
         twin = self.index.get(key)
         if twin is not None:
-            self.retain((twin,))
+            self.retain((twin,), uses=1)
             self.release((block_id,))
             return twin
         block.state = SEALED
         block.key = key
         block.parent = parent
         block.depth = depth
+        block.uses = 1
         block.token_ids = token_ids
         self.index.add(key, block_id)
         parent_id = self.index.get(parent)
@@ -171,20 +181,29 @@ class BlockPool:
         """Forget every CACHED block; return how many there were."""
         n = self.num_cached
         for _ in range(n):
-            self._evict_one()
+            self._drop(victim := self._victim())
+            self._policy.forget(victim)
         return n
 
     def _evict_one(self) -> None:
+        victim = self._victim()
+        self._policy.evict(victim)
+        self._drop(victim)
+
+    def _victim(self) -> BlockKey:
         victim = self._policy.victim()
         if victim is None:
             raise IntegrityError("nothing to evict although blocks are counted as available")
-        self._policy.remove(victim)
-        block = self.blocks[victim]
-        key = block.key
-        if key is None or block.state != CACHED:
-            raise IntegrityError(f"the eviction order held a block that is not cached: {block!r}")
+        return BlockKey(victim)
+
+    def _drop(self, key: BlockKey) -> None:
+        """Make the block of a key that left free."""
+        block_id = self.index.get(key)
+        if block_id is None or self.blocks[block_id].state != CACHED:
+            raise IntegrityError(f"block {key.hex()[:8]} was to be evicted and is not cached")
+        block = self.blocks[block_id]
         if self._on_evict is not None:
-            self._on_evict(victim, key)
+            self._on_evict(block_id, key)
         self.index.remove(key)
         if block.parent is not None:
             parent_id = self.index.get(block.parent)
@@ -193,7 +212,7 @@ class BlockPool:
         block.state = FREE
         block.key = block.parent = None
         block.token_ids = ()
-        self._free.append(victim)
+        self._free.append(block_id)
 
     # ------------------------------------------------------------------ check
 
@@ -209,9 +228,10 @@ class BlockPool:
         -----
         O(blocks): for tests and idle moments.
         """
-        free, cached = set(self._free), list(self._policy)
-        if len(free) != len(self._free) or len(set(cached)) != len(cached):
-            raise IntegrityError("a block is listed twice as free or as cached")
+        self._policy.check()
+        free, cached = set(self._free), set(self._policy.offered())
+        if len(free) != len(self._free):
+            raise IntegrityError("a block is listed twice as free")
         children: Counter[BlockKey] = Counter()
         for block in self.blocks:
             self._check_block(block, references[block.block_id])
@@ -219,16 +239,15 @@ class BlockPool:
                 raise IntegrityError(f"free list and state disagree: {block!r}")
             if block.parent is not None:
                 children[block.parent] += 1
-        cached_set = set(cached)
         for block in self.blocks:
-            if (block.state == CACHED) != (block.block_id in cached_set):
+            if (block.state == CACHED) != (block.key in cached):
                 raise IntegrityError(f"eviction order and state disagree: {block!r}")
             if block.key is not None and block.num_children != children[block.key]:
                 raise IntegrityError(
                     f"{block!r} counts {block.num_children} children, has {children[block.key]}"
                 )
         self._check_index()
-        self._check_leaf_first(cached)
+        self._check_leaf_first()
         if len(free) + len(cached) + self.num_used != self.num_blocks:
             raise IntegrityError(
                 f"{len(free)} free + {len(cached)} cached + {self.num_used} used"
@@ -252,14 +271,17 @@ class BlockPool:
             if self.blocks[block_id].key != key:
                 raise IntegrityError(f"index entry {key.hex()[:8]} -> {self.blocks[block_id]!r}")
 
-    def _check_leaf_first(self, cached: list[int]) -> None:
-        gone: set[BlockKey] = set()
-        for block_id in cached:
-            block = self.blocks[block_id]
-            if block.parent in gone:
-                raise IntegrityError(f"{block!r} would be evicted after its parent")
-            if block.key is not None:
-                gone.add(block.key)
+    def _check_leaf_first(self) -> None:
+        victim = self._policy.victim()
+        if (victim is None) != (self.num_cached == 0):
+            raise IntegrityError(
+                f"{self.num_cached} blocks are cached, but the first is {victim!r}"
+            )
         for block in self.blocks:
-            if block.state == SEALED and block.parent in gone:
+            parent_id = None if block.parent is None else self.index.get(block.parent)
+            if parent_id is None:
+                continue
+            if block.parent == victim:
+                raise IntegrityError(f"{block!r} would be evicted after its parent")
+            if block.state == SEALED and self.blocks[parent_id].state == CACHED:
                 raise IntegrityError(f"{block!r} is in use and its parent may be evicted")

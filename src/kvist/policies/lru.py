@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator
+from kvist.policies.base import Candidate
+from kvist.policies.leaf_first import LeafFirstPolicy
 
 
-class LRUPolicy:
-    """Evict the block whose last use lies furthest back.
+class LRUPolicy(LeafFirstPolicy):
+    """Evict the leaf whose last use lies furthest back.
 
-    A sequence releases its blocks tail first, and using a block means using all its ancestors, so
-    a parent's last use is never before its child's: plain recency order *is* leaf-first order,
-    without a tree (the trick is vLLM's). Ours differs in that blocks that can never be found again
-    do not enter the order at all; they go straight back to the free list.
+    On the device a sequence releases its blocks tail first, and using a block means using all its
+    ancestors, so that there plain recency order *is* leaf-first order (vLLM builds on that alone).
+    Ours differs in that it keeps the forest: a tier stores parents before their children and may be
+    told of a part of a chain, and the promise holds there too.
     """
 
-    def __init__(self) -> None:
-        # An OrderedDict, not a dict: the first key of a dict costs O(deleted before it).
-        self._order: OrderedDict[int, None] = OrderedDict()
+    def _enter(self, block: Candidate, uses: int) -> None:
+        self._leaves.insert(block)
 
-    def add(self, block_id: int, depth: int) -> None:
-        """See `EvictionPolicy.add`; `depth` plays no part in recency."""
-        self._order[block_id] = None
+    def _used(self, key: bytes, uses: int) -> None:
+        self._leaves.place(key)
 
-    def remove(self, block_id: int) -> None:
-        """See `EvictionPolicy.remove`."""
-        del self._order[block_id]
-
-    def victim(self) -> int | None:
+    def victim(self) -> bytes | None:
         """See `EvictionPolicy.victim`."""
-        return next(iter(self._order), None)
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._order)
+        return self._leaves.lowest()

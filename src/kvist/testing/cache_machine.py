@@ -22,7 +22,7 @@ from kvist.blocks.table import BlockTable
 from kvist.cache import NO_MATCH, Allocation, KVCacheManager, PrefixMatch
 from kvist.events import BlockEvicted, BlockStored, Event, EventLog
 from kvist.keys import BlockKey, HashChain, RootKey, lane_key
-from kvist.policies.registry import make_policy
+from kvist.policies.registry import POLICIES, make_policy
 
 ROOT = RootKey(bytes(32))
 _Word = tuple[str, tuple[int, ...]]
@@ -53,12 +53,17 @@ class CacheMachine(RuleBasedStateMachine):
         num_blocks=st.integers(1, 12),
         block_size=st.sampled_from((1, 2, 4)),
         caching=st.sampled_from((True, True, True, False)),
+        policy=st.sampled_from(sorted(POLICIES)),
     )
-    def build(self, num_blocks: int, block_size: int, caching: bool) -> None:
+    def build(self, num_blocks: int, block_size: int, caching: bool, policy: str) -> None:
         """Choose the sizes."""
         events = EventLog()
         self.cache = KVCacheManager(
-            num_blocks, block_size, make_policy("lru"), events, enable_prefix_caching=caching
+            num_blocks,
+            block_size,
+            make_policy(policy, num_blocks),
+            events,
+            enable_prefix_caching=caching,
         )
         self.memory: dict[tuple[int, int], _Word] = {}
         self.findable: dict[BlockKey, int] = {}

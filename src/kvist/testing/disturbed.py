@@ -35,6 +35,7 @@ class RigConfig:
     scheduling_policy: str = "fcfs"
     kv_allocation: KVAllocation = KVAllocation.PAGED
     enable_prefix_caching: bool = True
+    eviction_policy: str = "lru"
     watermark: float = 0.0
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None

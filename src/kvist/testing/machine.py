@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from kvist.config import KVAllocation
+from kvist.policies.registry import POLICIES
 from kvist.testing.disturbed import RigConfig
 from kvist.testing.rig import EngineRig
 
@@ -37,6 +38,7 @@ def rig_configs(draw: st.DrawFn) -> RigConfig:
             st.sampled_from((KVAllocation.PAGED, KVAllocation.PAGED, KVAllocation.RESERVE))
         ),
         enable_prefix_caching=draw(st.sampled_from((True, True, True, False))),
+        eviction_policy=draw(st.sampled_from(sorted(POLICIES))),
         watermark=draw(st.sampled_from((0.0, 0.0, 0.1, 0.3))),
         max_num_queued_reqs=draw(st.sampled_from((None, None, None, 1, 3))),
         max_num_queued_tokens=draw(st.sampled_from((None, None, None, 20, 60))),

@@ -96,7 +96,7 @@ class EngineRig:
         self.cache = KVCacheManager(
             config.num_blocks,
             config.block_size,
-            make_policy("lru"),
+            make_policy(config.eviction_policy, config.num_blocks),
             self.events,
             enable_prefix_caching=config.enable_prefix_caching,
         )

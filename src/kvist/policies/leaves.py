@@ -1,0 +1,178 @@
+"""Queues over a forest: of every queue the first *leaf*.
+
+Owns which blocks are resident, who continues whom, and a place for each in one of a few queues.
+Knows nothing of why a block stands where it stands: that is a policy's one idea.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+from kvist.errors import IntegrityError
+from kvist.policies.base import Candidate
+
+Rank = tuple[float, int]
+"""Priority, then the tick at which it was given: no two blocks ever have the same."""
+
+# Entries of a heap that may be out of date before it is worth building anew.
+_SLACK = 64
+
+
+class _Node:
+    __slots__ = ("block", "offered", "queue", "rank")
+
+    def __init__(self, block: Candidate, queue: int, rank: Rank) -> None:
+        self.block = block
+        self.queue = queue
+        self.rank = rank
+        self.offered = True
+
+
+class Leaves:
+    """Resident blocks in `num_queues` queues; the lowest rank leaves first, leaves only.
+
+    Only leaves lie in a heap; a parent enters it when its last child is gone. Entries that are no
+    longer true stay until they come up or are more than half: O(log n) amortised for everything.
+    Scanning a plain list past the blocks that others continue would be O(n).
+    """
+
+    def __init__(self, num_queues: int = 1) -> None:
+        self._nodes: dict[bytes, _Node] = {}
+        # Residents by the block they continue, which need not be resident itself.
+        self._children: dict[bytes, int] = {}
+        self._heaps: list[list[tuple[Rank, bytes]]] = [[] for _ in range(num_queues)]
+        self._sizes = [0] * num_queues
+        self._tick = 0
+        self._num_offered = 0
+
+    # ------------------------------------------------------------------ queries
+
+    @property
+    def num_offered(self) -> int:
+        """Residents that are not withheld."""
+        return self._num_offered
+
+    def size(self, queue: int = 0) -> int:
+        """Sizes of a queue's residents, withheld ones too."""
+        return self._sizes[queue]
+
+    def block(self, key: bytes) -> Candidate:
+        """Return what was told of a resident."""
+        return self._nodes[key].block
+
+    def rank(self, key: bytes) -> Rank:
+        """Return the rank of a resident."""
+        return self._nodes[key].rank
+
+    def queue(self, key: bytes) -> int:
+        """Return the queue of a resident."""
+        return self._nodes[key].queue
+
+    def lowest(self, queue: int = 0) -> bytes | None:
+        """Return the offered leaf of the lowest rank, or ``None``."""
+        heap = self._heaps[queue]
+        while heap:
+            rank, key = heap[0]
+            if self._is_true(rank, key):
+                return key
+            heapq.heappop(heap)
+        return None
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._nodes
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def offered(self) -> Iterator[bytes]:
+        """Iterate over the residents that are not withheld."""
+        return (key for key, node in self._nodes.items() if node.offered)
+
+    # ------------------------------------------------------------------ changes
+
+    def insert(self, block: Candidate, queue: int = 0, priority: float = 0) -> None:
+        """Make a block resident and offered. REQUIRES it is not resident."""
+        if block.key in self._nodes:
+            raise IntegrityError(f"block {block.key.hex()[:8]} is in the eviction order already")
+        self._nodes[block.key] = _Node(block, queue, self._next_rank(priority))
+        self._children[block.parent] = self._children.get(block.parent, 0) + 1
+        self._sizes[queue] += block.size
+        self._num_offered += 1
+        self._push(block.key)
+
+    def place(self, key: bytes, queue: int = 0, priority: float = 0) -> None:
+        """Give a resident a new place: behind all of the same priority."""
+        node = self._nodes[key]
+        self._sizes[node.queue] -= node.block.size
+        self._sizes[queue] += node.block.size
+        node.queue, node.rank = queue, self._next_rank(priority)
+        self._push(key)
+
+    def withhold(self, key: bytes) -> None:
+        """Take a resident out of the running. Twice is once."""
+        node = self._nodes[key]
+        self._num_offered -= node.offered
+        node.offered = False
+
+    def offer(self, key: bytes) -> None:
+        """Put a resident back where it stood."""
+        node = self._nodes[key]
+        if not node.offered:
+            node.offered = True
+            self._num_offered += 1
+            self._push(key)
+
+    def remove(self, key: bytes) -> Candidate:
+        """Forget a resident, offered or not; what it continues may become a leaf."""
+        node = self._nodes.pop(key)
+        self._num_offered -= node.offered
+        self._sizes[node.queue] -= node.block.size
+        parent = node.block.parent
+        siblings = self._children[parent] - 1
+        if siblings:
+            self._children[parent] = siblings
+        else:
+            del self._children[parent]
+            if parent in self._nodes:
+                self._push(parent)
+        return node.block
+
+    # ------------------------------------------------------------------ check
+
+    def check(self) -> None:
+        """Raise `IntegrityError` unless counts are true and every leaf can be found."""
+        children: dict[bytes, int] = {}
+        sizes = [0] * len(self._sizes)
+        for node in self._nodes.values():
+            children[node.block.parent] = children.get(node.block.parent, 0) + 1
+            sizes[node.queue] += node.block.size
+        if children != self._children or sizes != self._sizes:
+            raise IntegrityError(f"eviction order: sizes {self._sizes} should be {sizes}")
+        if sum(node.offered for node in self._nodes.values()) != self._num_offered:
+            raise IntegrityError(f"eviction order counts {self._num_offered} blocks as offered")
+        findable = [{key for rank, key in h if self._is_true(rank, key)} for h in self._heaps]
+        for key, node in self._nodes.items():
+            if node.offered and key not in children and key not in findable[node.queue]:
+                raise IntegrityError(f"block {key.hex()[:8]} is a leaf that could never leave")
+
+    # ------------------------------------------------------------------ inside
+
+    def _next_rank(self, priority: float) -> Rank:
+        self._tick += 1
+        return priority, self._tick
+
+    def _is_true(self, rank: Rank, key: bytes) -> bool:
+        node = self._nodes.get(key)
+        return node is not None and node.rank == rank and node.offered and key not in self._children
+
+    def _push(self, key: bytes) -> None:
+        node = self._nodes[key]
+        if not node.offered or key in self._children:
+            return
+        heap = self._heaps[node.queue]
+        heapq.heappush(heap, (node.rank, key))
+        if len(heap) > 2 * len(self._nodes) + _SLACK:
+            # A set: a block that was withheld and offered again may be in there twice.
+            heap[:] = {entry for entry in heap if self._is_true(*entry)}
+            heapq.heapify(heap)

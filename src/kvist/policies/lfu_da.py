@@ -1,0 +1,49 @@
+"""Least frequently used, with dynamic aging and counts that outlive the block."""
+
+from __future__ import annotations
+
+from kvist.policies.base import Candidate
+from kvist.policies.ghosts import Ghosts
+from kvist.policies.leaf_first import LeafFirstPolicy
+
+GHOSTS_PER_CAPACITY = 4
+
+
+class LFUDAPolicy(LeafFirstPolicy):
+    """Evict the leaf of the lowest ``age + uses``.
+
+    ``age`` is the priority of the block evicted last, taken when a block is used: what was used
+    often but not lately is overtaken by what comes in, and nothing is ever halved or scanned.
+
+    Dynamic aging is Arlitt et al., *Evaluating content management techniques for Web proxy caches*
+    (2000). Ours differs: counts are remembered for blocks of `GHOSTS_PER_CAPACITY` times the
+    capacity after they left, since most blocks of a conversation come back only after a turn;
+    leaves only; and equals leave by recency, the deeper first.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self._uses: dict[bytes, int] = {}
+        self._ghosts = Ghosts(GHOSTS_PER_CAPACITY * capacity)
+        self._age: float = 0
+
+    def _enter(self, block: Candidate, uses: int) -> None:
+        uses += self._ghosts.recall(block.key) or 0
+        self._uses[block.key] = uses
+        self._leaves.insert(block, priority=self._age + uses)
+
+    def _used(self, key: bytes, uses: int) -> None:
+        self._uses[key] += uses
+        self._leaves.place(key, priority=self._age + self._uses[key])
+
+    def _left(self, block: Candidate) -> None:
+        # Never back: a block may be evicted out of turn, by a quota or by an operator.
+        self._age = max(self._age, self._leaves.rank(block.key)[0])
+        self._ghosts.remember(block.key, block.size, self._uses.pop(block.key))
+
+    def _forgotten(self, key: bytes) -> None:
+        del self._uses[key]
+
+    def victim(self) -> bytes | None:
+        """See `EvictionPolicy.victim`."""
+        return self._leaves.lowest()
