@@ -8,18 +8,21 @@ Order of calls for one sequence, per step::
 
     match? ─▶ allocate ─▶ (the model writes K and V) ─▶ commit
                     └────── the step failed ─────────▶ cancel
-    between steps: fork, truncate, release
+    between steps: fork, truncate, release, adopt
+
+What lies in a tier below the device is loaded into blocks of `KVCacheManager.loading`, and comes
+into a table by `adopt`.
 
 Threads: step thread only.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvist.blocks.block import BlockState
+from kvist.blocks.loading import LoadBooks, LoadingRun
 from kvist.blocks.pool import BlockPool
 from kvist.blocks.table import BlockCopy, BlockTable
 from kvist.errors import IntegrityError
@@ -87,6 +90,11 @@ class KVCacheManager:
     events : EventLog
     enable_prefix_caching : bool
         When false nothing is ever findable and blocks go straight back to the free list.
+
+    Attributes
+    ----------
+    loading : LoadBooks
+        Blocks that lower tiers are filling.
     """
 
     def __init__(
@@ -102,6 +110,7 @@ class KVCacheManager:
         self.enable_prefix_caching = enable_prefix_caching
         self._events = events
         self._pool = BlockPool(num_blocks, policy, self._emit_evicted)
+        self.loading = LoadBooks(self._pool, block_size, self._emit_stored)
         self._tables: set[BlockTable] = set()
 
     # ------------------------------------------------------------------ queries
@@ -252,7 +261,7 @@ class KVCacheManager:
                 stands = self._pool.seal(block_id, keys[index], parent, index, tokens)
                 table.ids[index] = stands
                 if stands == block_id:
-                    self._events.emit(BlockStored(block_id, keys[index], parent, index, tokens))
+                    self._emit_stored(block_id, keys[index], parent, index, tokens)
         table.num_sealed = full
         return full
 
@@ -267,6 +276,17 @@ class KVCacheManager:
         table.copies.clear()
         keep = max(allocation.num_blocks_before, self.blocks_for(table.num_tokens))
         self._drop_tail(table, keep)
+
+    def adopt(self, table: BlockTable, run: LoadingRun, num_blocks: int) -> None:
+        """Put the first `num_blocks` blocks of a run behind a table's own, and close the run.
+
+        REQUIRES they are ready, and that the table holds exactly the full blocks before them.
+        """
+        if not len(table.ids) == table.num_sealed == run.first == self.blocks_for(table.num_tokens):
+            raise IntegrityError(f"{run!r} does not continue {table!r}")
+        table.ids.extend(self.loading.take(run, num_blocks))
+        table.num_sealed = len(table.ids)
+        table.num_tokens = table.num_sealed * self.block_size
 
     def fork(self, table: BlockTable) -> BlockTable:
         """Return a second table over the same tokens; whoever writes first copies.
@@ -317,6 +337,9 @@ class KVCacheManager:
                 if pool.blocks[block_id].state is BlockState.SEALED:
                     filled = size  # a truncated table, over a block that others hold whole
                 fill[block_id] = max(fill.get(block_id, 0), filled)
+        for block_id in self.loading.references():
+            if pool.blocks[block_id].state is BlockState.LOADING:
+                fill[block_id] = 0
         used = pool.num_used
         return CacheStats(
             num_blocks=pool.num_blocks,
@@ -330,7 +353,7 @@ class KVCacheManager:
 
     def check(self) -> None:
         """Raise `IntegrityError` unless books and tables agree. O(blocks): for tests, and idle."""
-        references: Counter[int] = Counter()
+        references = self.loading.references()
         for table in self._tables:
             references.update(table.ids)
             references.update(source for _, source in table.copies)
@@ -357,6 +380,11 @@ class KVCacheManager:
     def _emit_evicted(self, block_id: int, key: BlockKey) -> None:
         self._events.emit(BlockEvicted(block_id, key))
 
+    def _emit_stored(
+        self, block_id: int, key: BlockKey, parent: BlockKey, depth: int, tokens: tuple[int, ...]
+    ) -> None:
+        self._events.emit(BlockStored(block_id, key, parent, depth, tokens))
+
     def _check_table(self, table: BlockTable) -> None:
         if len(set(table.ids)) != len(table.ids):
             raise IntegrityError(f"{table!r} lists a block twice")
@@ -366,7 +394,7 @@ class KVCacheManager:
             raise IntegrityError(f"{table!r} counts {table.num_sealed} sealed blocks")
         for index, block_id in enumerate(table.ids):
             state = self._pool.blocks[block_id].state
-            if state in (BlockState.FREE, BlockState.CACHED):
+            if state in (BlockState.FREE, BlockState.CACHED, BlockState.LOADING):
                 raise IntegrityError(f"{table!r} uses {self._pool.blocks[block_id]!r}")
             if index > table.num_tokens // self.block_size and state != BlockState.OPEN:
                 raise IntegrityError(f"{table!r} reserved {self._pool.blocks[block_id]!r}")

@@ -12,6 +12,7 @@ from kvist.testing.disturbed import RigConfig
 from kvist.testing.rig import ROOT, EngineRig
 
 CHANGES = {
+    "adopt",
     "allocate",
     "cancel",
     "commit",

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from kvist.testing.cache_machine import CacheMachine
+from kvist.testing.loading_machine import LoadingMachine
 from kvist.testing.machine import EngineMachine
 
 SLOW_TO_DRAW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
@@ -28,11 +29,15 @@ def test_engine():
 
 
 def test_cache():
-    run(CacheMachine, max_examples=250, steps=50)
+    run(CacheMachine, max_examples=150, steps=50)
+
+
+def test_cache_that_loads():
+    run(LoadingMachine, max_examples=250, steps=50)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3_000)
-@pytest.mark.parametrize("machine", [EngineMachine, CacheMachine])
+@pytest.mark.parametrize("machine", [EngineMachine, CacheMachine, LoadingMachine])
 def test_many_more(machine: type):
     run(machine, max_examples=3_000, steps=80)

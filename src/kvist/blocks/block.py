@@ -12,24 +12,26 @@ class BlockState(IntEnum):
 
     ::
 
-        FREE ──allocate──▶ OPEN ──seal──▶ SEALED ──last release──▶ CACHED ──evict──▶ FREE
-          ▲                 │                ▲                        │
-          └──last release───┘                └───────retain───────────┘
+        FREE ─┬─allocate──▶ OPEN ────seal──▶ SEALED ──last release──▶ CACHED ──evict──▶ FREE
+          ▲   └─allocate──▶ LOADING ─seal──▶   ▲                        │
+          └─────last release──┘                └───────retain───────────┘
 
-    ====== ==== ========= ======== =========================================
-    state  refs findable  evictable meaning
-    ====== ==== ========= ======== =========================================
-    FREE   0    no        –        bytes mean nothing
-    OPEN   ≥ 1  no        no       being filled, or full but not to be found
-    SEALED ≥ 1  yes       no       full, immutable, shareable
-    CACHED 0    yes       yes      full, unused, leaves by policy
-    ====== ==== ========= ======== =========================================
+    ======= ==== ========= ======== =========================================
+    state   refs findable  evictable meaning
+    ======= ==== ========= ======== =========================================
+    FREE    0    no        –        bytes mean nothing
+    OPEN    ≥ 1  no        no       being filled, or full but not to be found
+    LOADING ≥ 1  no        no       being filled from a lower tier
+    SEALED  ≥ 1  yes       no       full, immutable, shareable
+    CACHED  0    yes       yes      full, unused, leaves by policy
+    ======= ==== ========= ======== =========================================
     """
 
     FREE = 0
     OPEN = 1
     SEALED = 2
     CACHED = 3
+    LOADING = 4
 
 
 class Block:

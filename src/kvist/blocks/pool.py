@@ -15,7 +15,7 @@ from kvist.errors import IntegrityError
 from kvist.keys import BlockKey
 from kvist.policies.base import Candidate, EvictionPolicy
 
-FREE, OPEN, SEALED, CACHED = BlockState
+FREE, OPEN, SEALED, CACHED, LOADING = BlockState
 
 
 class BlockPool:
@@ -81,8 +81,13 @@ class BlockPool:
 
     # ------------------------------------------------------------------ changes
 
-    def allocate(self, n: int) -> list[int] | None:
-        """Hand out `n` OPEN blocks with one reference each, evicting as needed.
+    def allocate(self, n: int, state: BlockState = OPEN) -> list[int] | None:
+        """Hand out `n` blocks with one reference each, evicting as needed.
+
+        Parameters
+        ----------
+        state : BlockState
+            OPEN, or LOADING for blocks that a lower tier is to fill.
 
         Returns
         -------
@@ -97,7 +102,7 @@ class BlockPool:
         taken = [free.pop() for _ in range(n)]
         for block_id in taken:
             block = self.blocks[block_id]
-            block.state = OPEN
+            block.state = state
             block.refs = 1
         return taken
 
@@ -148,7 +153,7 @@ class BlockPool:
         depth: int,
         token_ids: tuple[int, ...],
     ) -> int:
-        """Make a full OPEN block immutable and findable.
+        """Make a full OPEN block, or a LOADING one that has arrived, immutable and findable.
 
         Returns
         -------
@@ -158,8 +163,8 @@ class BlockPool:
             never has two blocks, and leaf-first order holds without exceptions.
         """
         block = self.blocks[block_id]
-        if block.state != OPEN:
-            raise IntegrityError(f"only an OPEN block can be sealed: {block!r}")
+        if block.state not in (OPEN, LOADING):
+            raise IntegrityError(f"only an OPEN or LOADING block can be sealed: {block!r}")
         twin = self.index.get(key)
         if twin is not None:
             self.retain((twin,), uses=1)
@@ -257,7 +262,7 @@ class BlockPool:
     def _check_block(self, block: Block, known: int) -> None:
         if block.refs != known:
             raise IntegrityError(f"{block!r} but its owners know of {known} references")
-        used = block.state in (OPEN, SEALED)
+        used = block.state in (OPEN, LOADING, SEALED)
         if used != (block.refs > 0):
             raise IntegrityError(f"references do not fit the state: {block!r}")
         if (block.key is not None) != (block.state in (SEALED, CACHED)):

@@ -2,7 +2,8 @@
 
 Owns the plain truth about tables: which tokens each holds, and who could find them. The bytes are
 stood in for by one word a slot, the tokens up to and including it, so that a block reused too early
-or a copy left out shows at once. Needs hypothesis; no torch.
+or a copy left out shows at once. `kvist.testing.loading_machine` adds transfers. Needs hypothesis;
+no torch.
 """
 
 from __future__ import annotations
@@ -84,6 +85,10 @@ class CacheMachine(RuleBasedStateMachine):
     def _pick(self, n: int) -> Holder:
         return self.holders[n % len(self.holders)]
 
+    def _used(self) -> set[int]:
+        """Blocks that anybody refers to."""
+        return {block_id for h in self.holders for block_id in h.table.ids}
+
     # ------------------------------------------------------------------ rules
 
     @precondition(lambda self: len(self.holders) < 6)
@@ -149,8 +154,7 @@ class CacheMachine(RuleBasedStateMachine):
             return
         self._do(holder, allocation, [9] * more)
         if release:
-            self.cache.release(table)
-            self.holders.remove(holder)
+            self._let_go(holder)
             return
         self.cache.cancel(table, allocation)
         after = (self.cache.num_available_blocks, table.ids.tobytes(), table.num_sealed)
@@ -182,7 +186,9 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(n=st.integers(0, 5))
     def release(self, n: int) -> None:
         """Let go of a table."""
-        holder = self._pick(n)
+        self._let_go(self._pick(n))
+
+    def _let_go(self, holder: Holder) -> None:
         self.cache.release(holder.table)
         self.holders.remove(holder)
 
@@ -203,7 +209,7 @@ class CacheMachine(RuleBasedStateMachine):
             return
         cache = self.cache
         cache.check()
-        used = {block_id for h in self.holders for block_id in h.table.ids}
+        used = self._used()
         stats = cache.stats()
         assert stats == cache.stats()
         assert stats.num_used_blocks == len(used) == cache.num_used_blocks
@@ -235,7 +241,7 @@ class CacheMachine(RuleBasedStateMachine):
     ) -> Allocation | None:
         """Allocate, and see that room is refused exactly when there is none."""
         cache, table = self.cache, holder.table
-        used = {block_id for h in self.holders for block_id in h.table.ids}
+        used = self._used()
         kept = table.ids if not match.block_ids else match.block_ids
         need = max(0, cache.blocks_for(num_tokens) - len(kept))
         need += sum(block_id not in used for block_id in match.block_ids)
@@ -248,9 +254,13 @@ class CacheMachine(RuleBasedStateMachine):
             return None
         assert len(table.ids) >= cache.blocks_for(num_tokens)
         for block_id in allocation.fresh:
-            for slot in range(cache.block_size):
-                self.memory.pop((block_id, slot), None)
+            self._wipe(block_id)
         return allocation
+
+    def _wipe(self, block_id: int) -> None:
+        """A block is handed out: nothing in it means anything."""
+        for slot in range(self.cache.block_size):
+            self.memory.pop((block_id, slot), None)
 
     def _must_copy(self, holder: Holder, num_tokens: int) -> bool:
         """Whether the next token falls into a block that others hold, or can find."""
