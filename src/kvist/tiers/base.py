@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from kvist.errors import IntegrityError
 from kvist.keys import BlockKey
 
 NAMESPACE_BYTES = 32
@@ -106,6 +107,31 @@ class Namespace:
     def block_bytes(self) -> int:
         """Raw bytes of a whole block."""
         return sum(self.segment_bytes)
+
+    def span(self, segments: range) -> tuple[int, int]:
+        """First byte of these segments in the block, and the first byte behind them."""
+        start = sum(self.segment_bytes[: segments.start])
+        return start, start + sum(self.segment_bytes[segments.start : segments.stop])
+
+    def check_load(self, job: LoadJob) -> None:
+        """Raise `IntegrityError` unless the buffers of a load fit what it asks for."""
+        wanted = range(len(self.segment_bytes))[job.segments.start : job.segments.stop]
+        if wanted != job.segments or not wanted:
+            raise IntegrityError(
+                f"load {job.job_id} asks for segments {job.segments} of {len(self.segment_bytes)}"
+            )
+        start, end = self.span(job.segments)
+        _check_buffers(job, end - start)
+        if any(buffer.readonly for buffer in job.buffers):
+            raise IntegrityError(f"load {job.job_id} lends a buffer that cannot be written")
+
+    def check_store(self, job: StoreJob) -> None:
+        """Raise `IntegrityError` unless a store brings whole blocks."""
+        _check_buffers(job, self.block_bytes)
+        if len(job.meta) != len(job.keys):
+            raise IntegrityError(
+                f"store {job.job_id} has {len(job.keys)} keys and {len(job.meta)} meta"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +218,19 @@ class StoreJob:
     meta: tuple[BlockMeta, ...]
 
 
+def _check_buffers(job: LoadJob | StoreJob, nbytes: int) -> None:
+    if len(job.buffers) != len(job.keys):
+        raise IntegrityError(
+            f"job {job.job_id} has {len(job.keys)} keys and {len(job.buffers)} buffers"
+        )
+    for buffer in job.buffers:
+        if buffer.nbytes != nbytes or buffer.itemsize != 1 or not buffer.c_contiguous:
+            raise IntegrityError(
+                f"job {job.job_id} lends {buffer.nbytes} bytes in items of {buffer.itemsize};"
+                f" {nbytes} contiguous single bytes are due"
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class JobDone:
     """A job is over and its buffers are the caller's again.
@@ -260,11 +299,23 @@ class Tier(ABC):
 
     @abstractmethod
     def submit_load(self, job: LoadJob) -> None:
-        """Begin to read."""
+        """Begin to read.
+
+        Raises
+        ------
+        IntegrityError
+            If the buffers do not fit what is asked for, or the namespace is not open.
+        """
 
     @abstractmethod
     def submit_store(self, job: StoreJob) -> None:
-        """Begin to keep. Never waits for room: what is not admitted is REFUSED."""
+        """Begin to keep. Never waits for room: what is not admitted is REFUSED.
+
+        Raises
+        ------
+        IntegrityError
+            If the buffers are no whole blocks, or the namespace is not open.
+        """
 
     @abstractmethod
     def cancel(self, job_id: int) -> None:
