@@ -9,13 +9,14 @@ that hang) is for the tests of that tier.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvist.errors import ConfigError, IntegrityError
+from kvist.testing.foreign_contract import ForeignContract, MakeTier
 from kvist.testing.tier_driver import (
     PATIENCE_S,
     TierDriver,
@@ -25,16 +26,13 @@ from kvist.testing.tier_driver import (
     space,
 )
 from kvist.testing.tier_history import NUM_KEYS, History, Step
-from kvist.tiers.base import BlockMeta, LoadJob, LookupStatus, Outcome, StoreJob, Tier
+from kvist.tiers.base import BlockMeta, LoadJob, LookupStatus, Outcome, StoreJob
 
 A, B = space("a"), space("b", tenant="someone")
 ROOM_BLOCKS = 12
 
-MakeTier = Callable[[int], Tier]
-"""From a number of blocks of `space` to a tier with room for them, and for not many more."""
 
-
-class TierContract:
+class TierContract(ForeignContract):
     """Subclass it, override `make`, set what differs, and name the subclass ``Test...``.
 
     Attributes
@@ -44,11 +42,6 @@ class TierContract:
     """
 
     histories = 40
-
-    @pytest.fixture
-    def make(self) -> MakeTier:
-        """Return a function that makes an empty tier; called more than once in a test."""
-        raise NotImplementedError
 
     @pytest.fixture
     def driver(self, make: MakeTier) -> Iterator[TierDriver]:
