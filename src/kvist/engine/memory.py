@@ -12,8 +12,6 @@ from types import TracebackType
 
 import torch
 
-from kvist.process import resident_bytes
-
 _CGROUP = Path("/sys/fs/cgroup")
 _CGROUP_V1 = _CGROUP / "memory"
 
@@ -66,6 +64,12 @@ def _cgroup_left(limit: Path, used: Path, stat: Path) -> int | None:
         return int(most) - int(used.read_text()) + inactive
     except (OSError, ValueError):
         return None
+
+
+def resident_bytes() -> int:
+    """Bytes of this process that are in memory now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
 
 
 class PeakMeter:

@@ -1,0 +1,371 @@
+"""What this process knows of a store: which records there are, where, and who may leave first.
+
+Owns a copy in memory of the index (the truth that several processes share), the arena, the eviction
+order, and what only this process knows: who is being read, locked, and was used lately. Does no
+I/O. A record's way::
+
+    place ─▶ WRITING ──publish──▶ LIVE ──doom──▶ DOOMED ──leave──▶ gone
+                └──────────────── doom ────────────┘   (its extents stay taken until the index
+                                                        says that they are free)
+
+An evicted record skips DOOMED: the transaction that takes its extents also frees its slot.
+
+Threads: none of its own; every call under the owner's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from kvist.errors import DamageError, IntegrityError
+from kvist.keys import BlockKey
+from kvist.policies.base import Candidate, EvictionPolicy
+from kvist.tiers.base import Namespace
+from kvist.tiers.checksum import SegmentChecksum
+from kvist.tiers.disk.index import Row, State
+from kvist.tiers.disk.layout import Header, Kind
+from kvist.tiers.extents import EXTENT_BYTES, ExtentArena, Run
+
+
+class Record:
+    """A record, and what this process does with it.
+
+    Attributes
+    ----------
+    data : bytes
+        The packed header. Unpacked, and so verified, for every read: a tenth of the memory.
+    seq : int
+        Of its row in the index: not the one in the header.
+    mine : bool
+        Whether this process writes it.
+    readers : int
+        Reads under way.
+    locks : list of float
+        When each lock on it runs out.
+    """
+
+    __slots__ = (
+        "created_s", "data", "exact", "hits", "key", "kind", "locks", "mine", "namespace",
+        "readers", "runs", "seq", "state", "stored_bytes", "used",
+    )  # fmt: skip
+
+    def __init__(self, header: Header, data: bytes, seq: int, *, mine: bool) -> None:
+        self.data = data
+        self.seq = seq
+        self.mine = mine
+        self.kind = header.kind
+        self.namespace = header.namespace
+        self.key = header.key
+        self.runs = header.runs
+        self.exact = header.exact
+        self.stored_bytes = header.stored_bytes
+        self.created_s = header.created_s
+        self.state = State.WRITING
+        self.hits = 0
+        self.used = 0
+        self.readers = 0
+        self.locks: list[float] = []
+
+    @property
+    def slot(self) -> int:
+        """Number of its header slot."""
+        return self.runs[0][0]
+
+    @property
+    def ident(self) -> bytes:
+        """Its name among all namespaces."""
+        return self.namespace + self.key
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes of the extents it occupies."""
+        return EXTENT_BYTES * sum(length for _, length in self.runs)
+
+    def is_busy(self, now_s: float) -> bool:
+        """Whether it must not leave now."""
+        return self.readers > 0 or any(until > now_s for until in self.locks)
+
+
+@dataclass(slots=True)
+class Shelf:
+    """The records of one namespace.
+
+    `label` is what was said of it, here or by whoever stored; `descriptor` is the record with it.
+    """
+
+    label: Namespace | None = None
+    descriptor: Record | None = None
+    blocks: dict[BlockKey, Record] = field(default_factory=dict)
+    num_writing: int = 0
+    room_bytes: int = 0
+
+
+class Books:
+    """See the module's description.
+
+    Parameters
+    ----------
+    num_extents : int
+    policy : EvictionPolicy
+        Of bytes; empty.
+    checksum : SegmentChecksum
+    """
+
+    def __init__(self, num_extents: int, policy: EvictionPolicy, checksum: SegmentChecksum) -> None:
+        self.arena = ExtentArena(num_extents)
+        self.policy = policy
+        self.shelves: dict[bytes, Shelf] = {}
+        self.by_slot: dict[int, Record] = {}
+        self.doomed: dict[int, Record] = {}
+        self.touched: dict[int, Record] = {}
+        self.last_seq = 0
+        self.num_blocks = 0
+        self._writing: dict[bytes, Record] = {}
+        self._clock = 0
+        self._checksum = checksum
+
+    # ------------------------------------------------------------------ queries
+
+    def shelf(self, namespace: bytes) -> Shelf:
+        """Return the shelf of a namespace, a new one if need be."""
+        return self.shelves.setdefault(namespace, Shelf())
+
+    def find(self, namespace: bytes, key: BlockKey) -> Record | None:
+        """Return the LIVE record of a block."""
+        shelf = self.shelves.get(namespace)
+        return None if shelf is None else shelf.blocks.get(key)
+
+    def is_writing(self, namespace: bytes, key: BlockKey) -> bool:
+        """Whether a record of that block is being written, here or elsewhere."""
+        return namespace + key in self._writing
+
+    def being_written(self) -> list[Record]:
+        """Return the records that are being written."""
+        return list(self._writing.values())
+
+    # ------------------------------------------------------------------ uses
+
+    def touch(self, record: Record) -> None:
+        """A block was used."""
+        if record.state is State.LIVE and record.kind is Kind.BLOCK:
+            self._clock += 1
+            record.used = self._clock
+            record.hits += 1
+            self.touched[record.slot] = record
+            self.policy.touch(record.ident)
+
+    # ------------------------------------------------------------------ changes
+
+    def allocate(
+        self, count: int, max_runs: int, spared: Collection[bytes], now_s: float
+    ) -> tuple[tuple[Run, ...] | None, list[Record]]:
+        """Take extents, evicting blocks for them.
+
+        Parameters
+        ----------
+        spared : collection of bytes
+            Idents of blocks, and digests of namespaces, that are not to leave for this.
+
+        Returns
+        -------
+        runs : tuple of Run or None
+            ``None`` if those that may leave do not make the room.
+        evicted : list of Record
+            Gone from the books; to be freed in the index together with the use of their extents.
+        """
+        evicted: list[Record] = []
+        withheld: list[bytes] = []
+        while (runs := self.arena.allocate(count, max_runs)) is None:
+            ident = self.policy.victim() if count <= self.arena.num_extents else None
+            if ident is None:
+                break
+            record = self.shelves[ident[:32]].blocks[BlockKey(ident[32:])]
+            if ident in spared or record.is_busy(now_s):
+                self.policy.withhold(ident)
+                withheld.append(ident)
+                continue
+            self._remove(record, evicted=True)
+            evicted.append(record)
+            shelf = self.shelves[record.namespace]
+            if self._is_bare(shelf) and record.namespace not in spared and shelf.descriptor:
+                evicted.append(shelf.descriptor)
+                self._remove(shelf.descriptor)
+        for ident in withheld:
+            self.policy.offer(ident)
+        return runs, evicted
+
+    def place(self, header: Header, data: bytes, seq: int) -> Record:
+        """Enter a record that this process is about to write, in extents it has allocated."""
+        record = Record(header, data, seq, mine=True)
+        self._enter(record, header, State.WRITING)
+        return record
+
+    def publish(self, record: Record, seq: int) -> None:
+        """Make a written record findable."""
+        hits, used = record.hits, record.used
+        header = Header.unpack(record.data, self._checksum)
+        self._leave_state(record)
+        record.seq = seq
+        record.hits, record.used = hits, used
+        self._enter_state(record, header, State.LIVE)
+
+    def doom(self, record: Record) -> bool:
+        """Let a record be found no more; its extents follow. Say whether it was there."""
+        if record.state is State.FREE or record.slot in self.doomed:
+            return False
+        self._leave_state(record)
+        self.doomed[record.slot] = record
+        record.state = State.WRITING
+        return True
+
+    def doom_bare_labels(self) -> None:
+        """Doom the descriptors of namespaces that hold no blocks."""
+        for shelf in self.shelves.values():
+            if shelf.descriptor is not None and self._is_bare(shelf):
+                self.doom(shelf.descriptor)
+
+    def leave(self, record: Record) -> None:
+        """Forget a record, in whatever state, and free its extents."""
+        if record.state is not State.FREE:
+            self._remove(record)
+
+    def apply(self, rows: Iterable[Row]) -> list[Row]:
+        """Take over what the index says; return the rows that cannot be true.
+
+        What left has left before what came comes: extents move from one to the other.
+        """
+        came: list[Row] = []
+        for row in rows:
+            self.last_seq = max(self.last_seq, row.seq)
+            known = self.by_slot.get(row.slot)
+            if known is not None:
+                if known.seq == row.seq:
+                    continue
+                self.leave(known)
+            if row.state != State.FREE:
+                came.append(row)
+        came.sort(key=lambda row: row.used)
+        return [row for row in came if not self._adopt(row)]
+
+    def reconcile(self, rows: list[Row]) -> list[Row]:
+        """Make the books what all `rows` say, whatever they were; see `apply`."""
+        seqs = {row.slot: row.seq for row in rows}
+        for slot, record in list(self.by_slot.items()):
+            if seqs.get(slot) != record.seq:
+                self.leave(record)
+        return self.apply(rows)
+
+    # ------------------------------------------------------------------ check
+
+    def check(self) -> None:
+        """Raise `IntegrityError` unless everything here agrees with everything else. O(records)."""
+        self.arena.check(record.runs for record in self.by_slot.values())
+        self.policy.check()
+        seen = 0
+        for digest, shelf in self.shelves.items():
+            room = 0
+            for key, record in shelf.blocks.items():
+                seen += 1
+                room += record.room_bytes
+                if record.state is not State.LIVE or self.by_slot.get(record.slot) is not record:
+                    raise IntegrityError(f"block {key.hex()[:8]} is findable and is not there")
+                if digest + key not in self.policy:
+                    raise IntegrityError(f"block {key.hex()[:8]} can never be evicted")
+            if room != shelf.room_bytes:
+                raise IntegrityError(f"blocks take {room} bytes, {shelf.room_bytes} are counted")
+        if not seen == self.num_blocks == len(self.policy):
+            raise IntegrityError(
+                f"{seen} blocks, {self.num_blocks} counted, {len(self.policy)} in eviction order"
+            )
+        labels = sum(shelf.descriptor is not None for shelf in self.shelves.values())
+        if len(self.by_slot) != seen + labels + len(self._writing) + len(self.doomed):
+            raise IntegrityError(
+                f"{len(self.by_slot)} records are {seen} blocks, {labels} descriptors,"
+                f" {len(self._writing)} being written and {len(self.doomed)} doomed"
+            )
+
+    # ------------------------------------------------------------------ inside
+
+    def _adopt(self, row: Row) -> bool:
+        try:
+            data = row.header or b""
+            header = Header.unpack(data, self._checksum)
+            if header.slot != row.slot or self._knows(header):
+                return False
+            self._claim(header.runs)
+        except (DamageError, IntegrityError):
+            return False
+        record = Record(header, data, row.seq, mine=False)
+        record.hits, record.used = row.hits, row.used
+        self._clock = max(self._clock, row.used)
+        self._enter(record, header, State(row.state))
+        return True
+
+    def _knows(self, header: Header) -> bool:
+        if header.namespace + header.key in self._writing:
+            return True
+        if header.kind is Kind.NAMESPACE:
+            return self.shelf(header.namespace).descriptor is not None
+        return self.find(header.namespace, header.key) is not None
+
+    def _claim(self, runs: tuple[Run, ...]) -> None:
+        for index, run in enumerate(runs):
+            try:
+                self.arena.claim([run])
+            except IntegrityError:
+                self.arena.release(runs[:index])
+                raise
+
+    def _enter(self, record: Record, header: Header, state: State) -> None:
+        self.by_slot[record.slot] = record
+        self._enter_state(record, header, state)
+
+    def _enter_state(self, record: Record, header: Header, state: State) -> None:
+        record.state = state
+        shelf = self.shelf(record.namespace)
+        if state is State.WRITING:
+            self._writing[record.ident] = record
+            shelf.num_writing += 1
+        elif record.kind is Kind.NAMESPACE:
+            shelf.descriptor = record
+        else:
+            if record.used == 0:
+                self._clock += 1
+                record.used = self._clock
+            shelf.blocks[record.key] = record
+            shelf.room_bytes += record.room_bytes
+            self.num_blocks += 1
+            parent = record.namespace + header.parent
+            self.policy.add(
+                Candidate(
+                    record.ident, parent, header.depth, record.room_bytes, header.recompute_s
+                ),
+                uses=record.hits + 1,
+            )
+
+    def _leave_state(self, record: Record, *, evicted: bool = False) -> None:
+        """Take a record off every list but `by_slot`."""
+        shelf = self.shelves[record.namespace]
+        self.touched.pop(record.slot, None)
+        if self.doomed.get(record.slot) is record:
+            del self.doomed[record.slot]
+        elif record.state is State.WRITING:
+            del self._writing[record.ident]
+            shelf.num_writing -= 1
+        elif record.kind is Kind.NAMESPACE:
+            shelf.descriptor = None
+        else:
+            del shelf.blocks[record.key]
+            shelf.room_bytes -= record.room_bytes
+            self.num_blocks -= 1
+            (self.policy.evict if evicted else self.policy.forget)(record.ident)
+
+    def _remove(self, record: Record, *, evicted: bool = False) -> None:
+        self._leave_state(record, evicted=evicted)
+        record.state = State.FREE
+        del self.by_slot[record.slot]
+        self.arena.release(record.runs)
+
+    def _is_bare(self, shelf: Shelf) -> bool:
+        return not shelf.blocks and not shelf.num_writing

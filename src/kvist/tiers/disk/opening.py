@@ -1,0 +1,281 @@
+"""From a directory and a budget to an open store: made, resized, or its index built anew.
+
+Owns the arithmetic of the budget and the order of opening. Everything here happens with the slab's
+SETUP lock held, so that two processes that start together do it one after the other.
+
+    budget = superblocks + zones · (headers + 64 extents) + the most the index may take
+
+Threads: one.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvist.codecs.base import Codec
+from kvist.codecs.raw import RawCodec
+from kvist.errors import ConfigError, DamageError, IntegrityError
+from kvist.policies.base import EvictionPolicy
+from kvist.policies.registry import make_policy
+from kvist.sizes import format_size
+from kvist.tiers.base import Namespace
+from kvist.tiers.checksum import SegmentChecksum
+from kvist.tiers.disk.books import Books, Record
+from kvist.tiers.disk.files import Files, make_private, require_local
+from kvist.tiers.disk.index import (
+    INDEX_NAME,
+    Index,
+    Row,
+    StaleIndexError,
+    State,
+    index_bytes,
+    remove_index,
+)
+from kvist.tiers.disk.layout import Header, Kind, num_extents, slab_bytes
+from kvist.tiers.disk.ledger import Ledger
+from kvist.tiers.disk.slab import Slab, open_slab
+from kvist.tiers.disk.store import DiskStore
+from kvist.tiers.extents import EXTENT_BYTES, ExtentArena
+
+_DIRECTORY_BYTES = 64 << 10
+
+
+def zones_for(budget_bytes: int) -> int:
+    """Return how many zones fit into a budget together with the index of them, 0 if none does."""
+
+    def needed(zones: int) -> int:
+        return slab_bytes(zones) + index_bytes(num_extents(zones)) + _DIRECTORY_BYTES
+
+    low, high = 0, max(0, budget_bytes) // slab_bytes(1) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if needed(middle) <= budget_bytes else (low, middle)
+    return low if low and needed(low) <= budget_bytes else 0
+
+
+@dataclass(slots=True)
+class Opened:
+    """A store and what happened when it was opened.
+
+    Attributes
+    ----------
+    notes : list of str
+        For people, at start-up: rebuilt, resized, an unusual file system.
+    """
+
+    store: DiskStore
+    notes: list[str] = field(default_factory=list)
+
+
+def open_store(
+    directory: Path,
+    budget_bytes: int | None,
+    *,
+    codec: Codec | None = None,
+    policy: Callable[[int], EvictionPolicy] = lambda capacity: make_policy("lru", capacity),
+    checksum: SegmentChecksum | None = None,
+    files: Files | None = None,
+    wall: Callable[[], float] = time.time,
+    clock: Callable[[], float] = time.monotonic,
+    rebuild: bool = False,
+) -> Opened:
+    """Open the store in `directory`, or make one.
+
+    Parameters
+    ----------
+    budget_bytes : int or None
+        What slab, index and log may take on the device together. ``None`` takes the store as it is
+        and makes none.
+    policy : callable
+        Builds the eviction order from a capacity in bytes.
+    rebuild : bool
+        Build the index anew even if it looks well.
+
+    Raises
+    ------
+    ConfigError
+        If the directory cannot be used, and why.
+    """
+    files = files or Files()
+    checksum = checksum or SegmentChecksum()
+    num_zones = None
+    if budget_bytes is not None:
+        num_zones = zones_for(budget_bytes)
+        if not num_zones:
+            least = slab_bytes(1) + index_bytes(num_extents(1)) + _DIRECTORY_BYTES
+            raise ConfigError(
+                f"disk tier of {format_size(budget_bytes)} at {directory}: the least is"
+                f" {format_size(least)}, for one zone of the slab and the index"
+            )
+        make_private(directory)
+    notes: list[str] = []
+    if directory.is_dir():
+        kind = require_local(files, directory)
+        if kind.startswith("fuse"):
+            notes.append(f"{directory} is on {kind}: make sure that only this machine uses it")
+    slab, created = open_slab(files, directory, num_zones, checksum, wall())
+    try:
+        if created:
+            remove_index(directory)
+        elif num_zones is not None and num_zones != slab.superblock.num_zones:
+            rebuild |= _resize(slab, num_zones, notes)
+        store = _with_index(
+            files, directory, slab, codec or RawCodec(), policy, wall, clock, notes, rebuild=rebuild
+        )
+        slab.end_setup()
+    except BaseException:
+        slab.close()
+        raise
+    return Opened(store, notes)
+
+
+def _resize(slab: Slab, num_zones: int, notes: list[str]) -> bool:
+    """Give a slab another size; say whether records may have been cut off."""
+    old = slab.superblock.num_zones
+    if not slab.be_alone():
+        raise ConfigError(
+            f"{slab.path} is in use with {format_size(slab_bytes(old))} and was now asked to have"
+            f" {format_size(slab_bytes(num_zones))}; give all processes the same size, or stop them"
+        )
+    slab.resize(num_zones)
+    slab.be_present()
+    notes.append(
+        f"{slab.path} went from {format_size(slab_bytes(old))} to"
+        f" {format_size(slab_bytes(num_zones))}"
+    )
+    return num_zones < old
+
+
+def _with_index(
+    files: Files,
+    directory: Path,
+    slab: Slab,
+    codec: Codec,
+    policy: Callable[[int], EvictionPolicy],
+    wall: Callable[[], float],
+    clock: Callable[[], float],
+    notes: list[str],
+    *,
+    rebuild: bool,
+) -> DiskStore:
+    extents = num_extents(slab.superblock.num_zones)
+
+    def attempt() -> DiskStore:
+        index = Index(files, directory, extents, slab.superblock.slab_id, files.boot_id())
+        try:
+            books = Books(extents, policy(extents * EXTENT_BYTES), slab.checksum)
+            rows = index.rows()
+            if untrue := books.apply(rows):
+                raise StaleIndexError(f"{len(untrue)} of its {len(rows)} rows are damaged")
+            store = DiskStore(slab, Ledger(slab, index, books), codec, wall, clock)
+            _read_labels(store)
+        except Exception as error:
+            index.close()
+            if isinstance(error, StaleIndexError):
+                raise
+            # sqlite3.Error, or whatever else rows of garbage lead to.
+            raise StaleIndexError(str(error)) from error
+        return store
+
+    if not rebuild and (directory / INDEX_NAME).exists():
+        try:
+            return attempt()
+        except StaleIndexError as error:
+            notes.append(f"the index in {directory} is built anew: {error}")
+    if not slab.be_alone():
+        raise ConfigError(
+            f"the index in {directory} has to be built anew while another process uses the store;"
+            " stop that one, then start again"
+        )
+    kept = _rebuild(files, directory, slab, extents)
+    if kept:
+        notes.append(f"{kept} records were found by their headers")
+    slab.be_present()
+    try:
+        return attempt()
+    except StaleIndexError as error:
+        raise ConfigError(f"the index in {directory} cannot be built: {error}") from error
+
+
+def _rebuild(files: Files, directory: Path, slab: Slab, extents: int) -> int:
+    """Make an index from the headers; return how many records they tell of."""
+    found: list[Header] = []
+    for slot, header in slab.headers():
+        if header is None:
+            slab.clear_header(slot)
+        else:
+            found.append(header)
+    found.sort(key=lambda header: -header.seq)
+    arena = ExtentArena(extents)
+    names: set[bytes] = set()
+    kept: list[Header] = []
+    for header in found:
+        name = header.namespace + header.key
+        # The later record has the extents; what claims them too lies in ruins under it.
+        if name in names or not _claimed(arena, header):
+            slab.clear_header(header.slot)
+        else:
+            names.add(name)
+            kept.append(header)
+    kept.reverse()
+    remove_index(directory)
+    index = Index(files, directory, extents, slab.superblock.slab_id, files.boot_id())
+    try:
+        for start in range(0, len(kept), 64):
+            with index.transaction():
+                index.put(
+                    Row(h.slot, h.seq, State.LIVE, h.pack(slab.checksum), 0, start + offset + 1)
+                    for offset, h in enumerate(kept[start : start + 64])
+                )
+    finally:
+        index.close()
+    return len(kept)
+
+
+def _claimed(arena: ExtentArena, header: Header) -> bool:
+    for done, run in enumerate(header.runs):
+        try:
+            arena.claim([run])
+        except IntegrityError:
+            arena.release(header.runs[:done])
+            return False
+    return True
+
+
+def _read_labels(store: DiskStore) -> None:
+    """Read the descriptors of the namespaces; one that is damaged is written again when due."""
+    for shelf in store.books.shelves.values():
+        if shelf.descriptor is None:
+            continue
+        label = read_label(store, shelf.descriptor)
+        if label is None:
+            store.books.doom(shelf.descriptor)
+        else:
+            shelf.label = label
+    store.books.doom_bare_labels()
+
+
+def read_label(store: DiskStore, record: Record) -> Namespace | None:
+    """Return what a descriptor says, ``None`` if it is damaged."""
+    size = record.stored_bytes
+    data = memoryview(bytearray(size))
+    plain = Namespace(record.namespace, "", "", "", (size,))
+    try:
+        if record.kind is not Kind.NAMESPACE:
+            return None
+        store.read(record, plain, range(1), data)
+        facts = json.loads(bytes(data))
+        return Namespace(
+            digest=record.namespace,
+            model=str(facts["model"]),
+            format=str(facts["format"]),
+            tenant=str(facts["tenant"]),
+            segment_bytes=tuple(map(int, facts["segment_bytes"])),
+            itemsize=int(facts["itemsize"]),
+        )
+    except (DamageError, OSError, ValueError, KeyError, TypeError):
+        return None

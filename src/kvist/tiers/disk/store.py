@@ -1,0 +1,393 @@
+"""A store on disk: slab, index and books as one, with nothing half done in between.
+
+Owns the order of things. A block becomes findable in four steps, so that whoever is killed between
+two of them leaves nothing that looks whole and is not::
+
+    1  index   WRITING, with the extents (evicting in the same transaction); lease on the slot
+    2  slab    data
+    3  slab    header: what it describes has been written
+    4  index   LIVE; end of the lease
+
+Steps 1 and 4 are one transaction for a whole batch. Nothing is synced in between: after a loss of
+power a header may be there without its data, or the other way round, and the checksum over the
+private copy that a reader will use tells. Freed slots lose their header before others may have
+their extents.
+
+Threads: `find`, `read` and what is said of uses from any; the rest, which writes, from one.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+from kvist.codecs.base import Codec
+from kvist.codecs.registry import decoder
+from kvist.errors import DamageError
+from kvist.keys import BlockKey
+from kvist.tiers.base import BlockMeta, Namespace, Outcome
+from kvist.tiers.disk.books import Record
+from kvist.tiers.disk.index import Row, State
+from kvist.tiers.disk.layout import NO_PARENT, Header, Kind, max_runs
+from kvist.tiers.disk.ledger import Ledger
+from kvist.tiers.disk.slab import Slab
+from kvist.tiers.extents import extents_for
+
+_RAW = 0
+_LEASE_TRIES = 5
+_LEASE_PAUSE_S = 0.001
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Put:
+    """A block on its way in: encoded, and not yet anywhere.
+
+    `segments` are the encoded bytes of each segment, `digests` their checksums.
+    """
+
+    namespace: bytes
+    key: BlockKey
+    meta: BlockMeta
+    segments: tuple[memoryview | bytes, ...]
+    digests: tuple[bytes, ...]
+    exact: bool
+    wire_id: int
+    kind: Kind = Kind.BLOCK
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes as stored."""
+        return sum(len(segment) for segment in self.segments)
+
+
+class DiskStore:
+    """An open store. Built by `kvist.tiers.disk.opening.open_store`.
+
+    Parameters
+    ----------
+    slab : Slab
+    ledger : Ledger
+    codec : Codec
+        For what is stored from now on; what lies there says itself how to decode it.
+    wall : callable
+        Wall clock, for people only.
+    clock : callable
+        Monotonic clock, for locks.
+    """
+
+    def __init__(
+        self,
+        slab: Slab,
+        ledger: Ledger,
+        codec: Codec,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.slab = slab
+        self.ledger = ledger
+        self.books = ledger.books
+        self.lock = ledger.lock
+        self._wall = wall
+        self._clock = clock
+        self._codec = codec
+        self._checksum = slab.checksum
+        self._decoders: dict[int, Codec] = {codec.wire_id: codec}
+        self._unsynced = False
+
+    # ------------------------------------------------------------------ reading, any thread
+
+    def hold(self, namespace: bytes, key: BlockKey) -> Record | None:
+        """Return the record of a block and keep it from eviction until `let_go`."""
+        with self.lock:
+            record = self.books.find(namespace, key)
+            if record is not None:
+                record.readers += 1
+            return record
+
+    def let_go(self, record: Record) -> None:
+        """Undo `hold`."""
+        with self.lock:
+            record.readers -= 1
+
+    def read(self, record: Record, label: Namespace, segments: range, out: memoryview) -> int:
+        """Read segments of a held record into `out`, verify them there, and decode.
+
+        Returns
+        -------
+        int
+            Bytes read from the device.
+
+        Raises
+        ------
+        DamageError
+            If they are not what was stored.
+        OSError
+        """
+        header = Header.unpack(record.data, self._checksum)
+        stored = header.segments[segments.start : segments.stop]
+        start = sum(length for length, _ in header.segments[: segments.start])
+        total = sum(length for length, _ in stored)
+        raw = label.segment_bytes[segments.start : segments.stop]
+        if header.wire_id == _RAW:
+            if tuple(length for length, _ in stored) != raw:
+                raise DamageError(f"segments of {raw} bytes are stored raw as {total} bytes")
+            source = out
+        else:
+            source = memoryview(bytearray(total))
+        self.slab.read(header.runs, start, [source])
+        position = out_position = 0
+        for index, (length, digest), raw_length in zip(segments, stored, raw, strict=True):
+            data = source[position : position + length]
+            if self._checksum.digest(header.namespace, header.key, index, data) != digest:
+                raise DamageError(
+                    f"segment {index} of block {header.key.hex()[:8]} fails its checksum"
+                )
+            if source is not out:
+                view = out[out_position : out_position + raw_length]
+                self._decoder(header.wire_id).decode(data, view, label.itemsize)
+            position += length
+            out_position += raw_length
+        return total
+
+    def expect(self, record: Record, segments: range) -> None:
+        """Let the device begin to read what `read` will read."""
+        header = Header.unpack(record.data, self._checksum)
+        ends = [length for length, _ in header.segments]
+        start, end = sum(ends[: segments.start]), sum(ends[: segments.stop])
+        self.slab.will_need(header.runs, start, end)
+
+    def is_current(self, record: Record) -> bool:
+        """Whether the slab still has what the books say: if not, another process evicted it."""
+        try:
+            return record.state is State.LIVE and self.slab.has_header(record.slot, record.data)
+        except OSError:
+            return False
+
+    def discard(self, record: Record) -> bool:
+        """Let a record be found no more; `sweep` frees it. Say whether it was there."""
+        with self.lock:
+            return self.books.doom(record)
+
+    def _decoder(self, wire_id: int) -> Codec:
+        found = self._decoders.get(wire_id) or decoder(wire_id)
+        if found is None:
+            raise DamageError(f"stored with codec {wire_id}, which this Kvist does not have")
+        self._decoders[wire_id] = found
+        return found
+
+    # ------------------------------------------------------------------ writing, one thread
+
+    def encode(self, label: Namespace, key: BlockKey, block: memoryview, meta: BlockMeta) -> Put:
+        """Encode a block and compute its checksums. Any thread; keeps views of `block`."""
+        segments: list[memoryview | bytes] = []
+        position = 0
+        for length in label.segment_bytes:
+            raw = block[position : position + length]
+            segments.append(self._codec.encode(raw, label.itemsize))
+            position += length
+        return Put(
+            label.digest,
+            key,
+            meta,
+            tuple(segments),
+            self._digests(label.digest, key, segments),
+            self._codec.lossless,
+            self._codec.wire_id,
+        )
+
+    def _digests(
+        self, namespace: bytes, key: BlockKey, segments: Sequence[memoryview | bytes]
+    ) -> tuple[bytes, ...]:
+        return tuple(
+            self._checksum.digest(namespace, key, index, data)
+            for index, data in enumerate(segments)
+        )
+
+    def write(
+        self, puts: Sequence[Put], labels: dict[bytes, Namespace]
+    ) -> list[tuple[Outcome, str]]:
+        """Store a batch; all of it that goes is findable when this returns.
+
+        Parameters
+        ----------
+        puts : sequence of Put
+            A few dozen at most: one transaction takes them all. Parents before children.
+        labels : dict
+            What to say of the namespaces in `puts` that have no descriptor yet.
+
+        Returns
+        -------
+        list of (Outcome, str)
+            For each: DONE, REFUSED, or FAILED, and why.
+
+        Raises
+        ------
+        sqlite3.Error, OSError
+            If nothing could be stored: the index or the device did not do it.
+        """
+        answers = [(Outcome.REFUSED, "")] * (len(puts) + len(labels))
+        placed: list[tuple[int, Put, Record]] = []
+        try:
+            self._place(puts, labels, answers, placed)
+            written = []
+            for position, put, record in placed:
+                try:
+                    self.slab.write(record.runs, put.segments)
+                    self.slab.write_header(record.slot, record.data)
+                    written.append((position, record))
+                except OSError as error:
+                    answers[position] = (Outcome.FAILED, error.strerror or str(error))
+            self._publish(written, answers)
+        finally:
+            for _, _, record in placed:
+                with self.lock:
+                    if record.state is State.WRITING:
+                        self.books.doom(record)
+                with suppress(OSError):
+                    self.slab.end_lease(record.slot)
+        return answers[: len(puts)]
+
+    def _place(
+        self,
+        puts: Sequence[Put],
+        labels: dict[bytes, Namespace],
+        answers: list[tuple[Outcome, str]],
+        placed: list[tuple[int, Put, Record]],
+    ) -> None:
+        """Step 1. Fills `placed`; on an error it is empty again, and the index as it was."""
+        freed: list[Record] = []
+        spared = {put.namespace for put in puts}
+        spared |= {put.namespace + put.meta.parent for put in puts}
+        try:
+            with self.ledger.changing() as seqs:
+                for position, put in self._with_labels(puts, labels):
+                    with self.lock:
+                        why = self._place_one(position, put, next(seqs), spared, placed, freed)
+                    if why:
+                        answers[position] = (Outcome.REFUSED, why)
+                for record in freed:
+                    self.ledger.free(record, next(seqs))
+                self.ledger.index.put(
+                    Row(record.slot, record.seq, State.WRITING, record.data)
+                    for _, _, record in placed
+                )
+        except BaseException:
+            self.ledger.undo([record for _, _, record in placed])
+            for _, _, record in placed:
+                with suppress(OSError):
+                    self.slab.end_lease(record.slot)
+            placed.clear()
+            raise
+
+    def _with_labels(
+        self, puts: Sequence[Put], labels: dict[bytes, Namespace]
+    ) -> Iterator[tuple[int, Put]]:
+        """Put descriptors that are missing before the blocks; their positions are beyond `puts`."""
+        for number, namespace in enumerate(dict.fromkeys(put.namespace for put in puts)):
+            with self.lock:
+                there = self.books.shelf(namespace).descriptor is not None
+                there = there or self.books.is_writing(namespace, BlockKey(NO_PARENT))
+            if not there and namespace in labels:
+                facts = {k: v for k, v in asdict(labels[namespace]).items() if k != "digest"}
+                data = json.dumps(facts).encode()
+                key = BlockKey(NO_PARENT)
+                digests = self._digests(namespace, key, [data])
+                yield (
+                    len(puts) + number,
+                    Put(namespace, key, BlockMeta(), (data,), digests, True, _RAW, Kind.NAMESPACE),
+                )
+        yield from enumerate(puts)
+
+    def _place_one(
+        self,
+        position: int,
+        put: Put,
+        seq: int,
+        spared: set[bytes],
+        placed: list[tuple[int, Put, Record]],
+        freed: list[Record],
+    ) -> str:
+        """Find room for one record and lease it; return why not."""
+        books = self.books
+        if books.find(put.namespace, put.key) or books.is_writing(put.namespace, put.key):
+            return "present"
+        if any(r.ident == put.namespace + put.key for r in books.doomed.values()):
+            # Others would see two of it.
+            return "leaving"
+        runs, evicted = self.books.allocate(
+            extents_for(put.stored_bytes), max_runs(len(put.segments)), spared, self._clock()
+        )
+        freed += evicted
+        if runs is None:
+            return "no_room"
+        slot = runs[0][0]
+        for _ in range(_LEASE_TRIES):
+            if self.slab.lease(slot):
+                break
+            # Whoever published there is about to let go of it.
+            time.sleep(_LEASE_PAUSE_S)
+        else:
+            self.books.arena.release(runs)
+            return "leased"
+        header = Header(
+            put.kind,
+            put.exact,
+            put.wire_id,
+            seq,
+            put.namespace,
+            put.key,
+            put.meta.parent,
+            put.meta.depth,
+            put.meta.recompute_s,
+            self._wall(),
+            tuple(zip(map(len, put.segments), put.digests, strict=True)),
+            runs,
+        )
+        placed.append((position, put, self.books.place(header, header.pack(self._checksum), seq)))
+        return ""
+
+    def _publish(
+        self, written: list[tuple[int, Record]], answers: list[tuple[Outcome, str]]
+    ) -> None:
+        """Step 4."""
+        if not written:
+            return
+        self._unsynced = True
+        published: list[tuple[Record, int]] = []
+        with self.ledger.changing() as seqs:
+            for position, record in written:
+                seq = next(seqs)
+                if self.ledger.index.move(record.slot, record.seq, State.LIVE, seq):
+                    published.append((record, seq))
+                    answers[position] = (Outcome.DONE, "")
+                else:
+                    answers[position] = (Outcome.FAILED, "lost_lease")
+        with self.lock:
+            for record, seq in published:
+                if record.state is State.WRITING:
+                    self.books.publish(record, seq)
+
+    # ------------------------------------------------------------------ upkeep, the same thread
+
+    def make_durable(self) -> None:
+        """Return when what was published survives a loss of power."""
+        if self._unsynced:
+            self._unsynced = False
+            try:
+                self.slab.sync()
+            except OSError:
+                self._unsynced = True
+                raise
+
+    def check(self) -> None:
+        """Raise `IntegrityError` unless the books hold."""
+        with self.lock:
+            self.books.check()
+
+    def close(self) -> None:
+        """Let go of everything. What was published stays."""
+        self.ledger.close()
+        self.slab.close()
