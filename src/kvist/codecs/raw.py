@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvist.codecs.base import Codec
+from kvist.codecs.copying import copy_bytes
 from kvist.errors import DamageError
 
 
@@ -20,4 +21,4 @@ class RawCodec(Codec):
         """See `Codec.decode`."""
         if len(data) != len(out):
             raise DamageError(f"a raw segment of {len(out)} bytes came as {len(data)} bytes")
-        out[:] = data
+        copy_bytes(out, data)

@@ -22,6 +22,7 @@ import numpy as np
 import zstandard
 
 from kvist.codecs.base import Codec
+from kvist.codecs.copying import copy_bytes, join_bytes
 from kvist.errors import ConfigError, DamageError
 
 DEFAULT_LEVEL = 1
@@ -67,12 +68,12 @@ class ZstdCodec(Codec):
         lengths = struct.pack(f"<{width}I", *map(len, parts))
         if len(lengths) + sum(map(len, parts)) >= len(segment):
             return segment
-        return b"".join((lengths, *parts))
+        return join_bytes([lengths, *parts])
 
     def decode(self, data: memoryview, out: memoryview, itemsize: int) -> None:
         """See `Codec.decode`. About 1.2 GB/s on bf16 and one core, one copy of the segment."""
         if len(data) == len(out):
-            out[:] = data
+            copy_bytes(out, data)
             return
         width = _width(len(out), itemsize)
         header_bytes = 4 * width
@@ -148,7 +149,7 @@ def _split(segment: memoryview, width: int) -> list[memoryview]:
 
 def _join(planes: list[bytes | memoryview], out: memoryview) -> None:
     if len(planes) == 1:
-        out[:] = planes[0]
+        copy_bytes(out, planes[0])
         return
     numbers = np.frombuffer(out, dtype=f"<u{len(planes)}")
     np.copyto(numbers, np.frombuffer(planes[-1], dtype=np.uint8))
