@@ -79,6 +79,9 @@ class EvictionPolicy(Protocol):
     def num_offered(self) -> int:
         """Blocks that may leave."""
 
+    def is_leaf(self, key: bytes) -> bool:
+        """Whether no resident block continues `key`."""
+
     def __contains__(self, key: object) -> bool:
         """Whether a block is resident."""
 

@@ -73,6 +73,10 @@ class LeafFirstPolicy(ABC):
         """See `EvictionPolicy.num_offered`."""
         return self._leaves.num_offered
 
+    def is_leaf(self, key: bytes) -> bool:
+        """See `EvictionPolicy.is_leaf`."""
+        return self._leaves.is_leaf(key)
+
     def __contains__(self, key: object) -> bool:
         return key in self._leaves
 

@@ -69,12 +69,16 @@ class Leaves:
         """Return the queue of a resident."""
         return self._nodes[key].queue
 
+    def is_leaf(self, key: bytes) -> bool:
+        """Whether no resident continues `key`."""
+        return key not in self._children
+
     def lowest(self, queue: int = 0) -> bytes | None:
         """Return the offered leaf of the lowest rank, or ``None``."""
         heap = self._heaps[queue]
         while heap:
             rank, key = heap[0]
-            if self._is_true(rank, key):
+            if self._is_true(rank, key, queue):
                 return key
             heapq.heappop(heap)
         return None
@@ -107,6 +111,14 @@ class Leaves:
         self._sizes[node.queue] -= node.block.size
         self._sizes[queue] += node.block.size
         node.queue, node.rank = queue, self._next_rank(priority)
+        self._push(key)
+
+    def move(self, key: bytes, queue: int) -> None:
+        """Put a resident into another queue, at the place that its rank gives it there."""
+        node = self._nodes[key]
+        self._sizes[node.queue] -= node.block.size
+        self._sizes[queue] += node.block.size
+        node.queue = queue
         self._push(key)
 
     def withhold(self, key: bytes) -> None:
@@ -151,7 +163,10 @@ class Leaves:
             raise IntegrityError(f"eviction order: sizes {self._sizes} should be {sizes}")
         if sum(node.offered for node in self._nodes.values()) != self._num_offered:
             raise IntegrityError(f"eviction order counts {self._num_offered} blocks as offered")
-        findable = [{key for rank, key in h if self._is_true(rank, key)} for h in self._heaps]
+        findable = [
+            {key for rank, key in heap if self._is_true(rank, key, queue)}
+            for queue, heap in enumerate(self._heaps)
+        ]
         for key, node in self._nodes.items():
             if node.offered and key not in children and key not in findable[node.queue]:
                 raise IntegrityError(f"block {key.hex()[:8]} is a leaf that could never leave")
@@ -162,9 +177,15 @@ class Leaves:
         self._tick += 1
         return priority, self._tick
 
-    def _is_true(self, rank: Rank, key: bytes) -> bool:
+    def _is_true(self, rank: Rank, key: bytes, queue: int) -> bool:
         node = self._nodes.get(key)
-        return node is not None and node.rank == rank and node.offered and key not in self._children
+        return (
+            node is not None
+            and node.rank == rank
+            and node.queue == queue
+            and node.offered
+            and key not in self._children
+        )
 
     def _push(self, key: bytes) -> None:
         node = self._nodes[key]
@@ -174,5 +195,5 @@ class Leaves:
         heapq.heappush(heap, (node.rank, key))
         if len(heap) > 2 * len(self._nodes) + _SLACK:
             # A set: a block that was withheld and offered again may be in there twice.
-            heap[:] = {entry for entry in heap if self._is_true(*entry)}
+            heap[:] = {entry for entry in heap if self._is_true(*entry, node.queue)}
             heapq.heapify(heap)

@@ -30,11 +30,16 @@ class LFUDAPolicy(LeafFirstPolicy):
     def _enter(self, block: Candidate, uses: int) -> None:
         uses += self._ghosts.recall(block.key) or 0
         self._uses[block.key] = uses
-        self._leaves.insert(block, priority=self._age + uses)
+        self._leaves.insert(block, priority=self._age + uses * self._worth(block))
 
     def _used(self, key: bytes, uses: int) -> None:
         self._uses[key] += uses
-        self._leaves.place(key, priority=self._age + self._uses[key])
+        worth = self._worth(self._leaves.block(key))
+        self._leaves.place(key, priority=self._age + self._uses[key] * worth)
+
+    def _worth(self, block: Candidate) -> float:
+        """Worth of one use."""
+        return 1
 
     def _left(self, block: Candidate) -> None:
         # Never back: a block may be evicted out of turn, by a quota or by an operator.
