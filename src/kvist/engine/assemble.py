@@ -21,7 +21,7 @@ from kvist.engine.bill import MemoryUse, StartupBill
 from kvist.engine.engine import Engine
 from kvist.engine.grammar_compiler import GrammarCompiler
 from kvist.engine.invariant import ARITHMETIC
-from kvist.engine.memory import available_bytes, resident_bytes
+from kvist.engine.memory import available_bytes
 from kvist.engine.notes import preset_remarks, utilization_remark
 from kvist.engine.runner import ModelRunner
 from kvist.engine.scheduler import PROMPT_LOGPROB_TOKENS, Scheduler
@@ -35,6 +35,7 @@ from kvist.formats.base import KVFormat
 from kvist.formats.registry import resolve_format
 from kvist.kernels.dispatch import KernelSet, select
 from kvist.keys import RootFields, RootKey, root_key
+from kvist.process import proportional_bytes
 from kvist.sizes import format_size
 from kvist.spec import BlockLayout, KVSpec, LayerGroup, LayerKind
 from kvist.tiers.device import DevicePool
@@ -75,7 +76,7 @@ class OpenEngine:
             kv_reserved_bytes=residency.reserved_bytes,
             kv_resident_bytes=residency.resident_bytes,
             tiers_bytes=0,
-            total_bytes=resident_bytes() if on_cpu else torch.cuda.memory_reserved(device),
+            total_bytes=proportional_bytes() if on_cpu else torch.cuda.memory_reserved(device),
         )
 
 
@@ -94,7 +95,7 @@ def open_engine(config: EngineConfig) -> OpenEngine:
     The calling thread becomes the step thread. In order: read the config and refuse what cannot be
     served, load the weights, check the model code, measure workspace, size the pool.
     """
-    process_bytes = resident_bytes()
+    process_bytes = proportional_bytes()
     source = resolve(config.model)
     spec = KVSpec.from_config(source.config)
     max_model_len = _max_model_len(config, spec)

@@ -116,7 +116,8 @@ class MemoryUse:
     tiers_bytes : int
         Held by tiers below the device.
     total_bytes : int
-        What the process holds: resident memory on a CPU, the allocator's memory on a GPU.
+        What the process holds: resident memory on a CPU, pages shared with other processes in
+        part; the allocator's memory on a GPU.
     """
 
     weights_bytes: int

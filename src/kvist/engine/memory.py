@@ -1,6 +1,7 @@
 """How much memory there is, and how much a piece of work needed.
 
-Owns the reading of /proc, cgroup files and CUDA counters. Knows nothing of models or blocks.
+Owns the reading of CUDA counters and of peaks (`kvist.process` reads the rest of /proc). Knows
+nothing of models or blocks.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from types import TracebackType
 
 import torch
 
-_CGROUP = Path("/sys/fs/cgroup")
-_CGROUP_V1 = _CGROUP / "memory"
+from kvist.process import available_memory_bytes, resident_bytes
 
 
 def available_bytes(device: torch.device) -> int:
@@ -24,52 +24,7 @@ def available_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
-    limits = [_meminfo("MemAvailable")]
-    for limit, used, stat in (
-        (_CGROUP / "memory.max", _CGROUP / "memory.current", _CGROUP / "memory.stat"),
-        (
-            _CGROUP_V1 / "memory.limit_in_bytes",
-            _CGROUP_V1 / "memory.usage_in_bytes",
-            _CGROUP_V1 / "memory.stat",
-        ),
-    ):
-        left = _cgroup_left(limit, used, stat)
-        if left is not None:
-            limits.append(left)
-    return max(0, min(limits))
-
-
-def _meminfo(field: str) -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, rest = line.partition(":")
-        if name == field:
-            return int(rest.split()[0]) * 1024
-    raise OSError(f"/proc/meminfo has no {field}")
-
-
-def _cgroup_left(limit: Path, used: Path, stat: Path) -> int | None:
-    """Room under a cgroup limit. Page cache counts as used but gives way: it is added back."""
-    try:
-        most = limit.read_text().strip()
-        if most == "max" or int(most) >= 1 << 60:
-            return None
-        inactive = next(
-            (
-                int(line.split()[1])
-                for line in stat.read_text().splitlines()
-                if line.split()[0] in ("inactive_file", "total_inactive_file")
-            ),
-            0,
-        )
-        return int(most) - int(used.read_text()) + inactive
-    except (OSError, ValueError):
-        return None
-
-
-def resident_bytes() -> int:
-    """Bytes of this process that are in memory now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
+    return available_memory_bytes()
 
 
 class PeakMeter:

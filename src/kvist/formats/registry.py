@@ -11,9 +11,14 @@ from types import MappingProxyType
 from kvist.errors import ConfigError
 from kvist.formats.base import KVFormat
 from kvist.formats.plain import BF16, FP16, FP32
+from kvist.formats.quantized import QUANTIZED, QuantizedFormat
 
 FORMATS: Mapping[str, KVFormat] = MappingProxyType({form.name: form for form in (BF16, FP16, FP32)})
 """Every format that can run, by name."""
+
+_PLANNED_SPELLINGS: Mapping[str, str] = MappingProxyType(
+    {"fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "int8_per_token_head": "int8"}
+)
 
 _SPELLINGS: Mapping[str, str] = MappingProxyType(
     {
@@ -45,7 +50,12 @@ def resolve_format(kv_cache_dtype: str, compute_dtype: str) -> KVFormat:
     option, asked = "kv_cache_dtype", kv_cache_dtype
     if kv_cache_dtype == "auto":
         option, asked = "dtype", compute_dtype
-    name = _SPELLINGS.get(asked, asked)
+    name = _SPELLINGS.get(asked, _PLANNED_SPELLINGS.get(asked, asked))
+    if name in QUANTIZED:
+        raise ConfigError(
+            f"{option}={asked!r}: this version sizes {name} (kvist plan) and cannot run it yet; use"
+            f" one of {', '.join(FORMATS)}"
+        )
     if name not in FORMATS:
         spellings = ", ".join(sorted(_SPELLINGS))
         raise ConfigError(
@@ -54,3 +64,22 @@ def resolve_format(kv_cache_dtype: str, compute_dtype: str) -> KVFormat:
             + (" and auto, the compute dtype" if option == "kv_cache_dtype" else "")
         )
     return FORMATS[name]
+
+
+def planned_format(name: str, checkpoint_dtype: str) -> KVFormat | QuantizedFormat:
+    """The format that a plan is to count with: one that runs, or one whose numbers are known.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such format; the message lists those that exist.
+    """
+    planned = QUANTIZED.get(_PLANNED_SPELLINGS.get(name, name))
+    if planned is not None:
+        return planned
+    if name != "auto" and _SPELLINGS.get(name, name) not in FORMATS:
+        raise ConfigError(
+            f"kv_cache_dtype={name!r} is no KV format; there are auto,"
+            f" {', '.join((*FORMATS, *QUANTIZED))}"
+        )
+    return resolve_format(name, checkpoint_dtype)

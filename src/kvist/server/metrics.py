@@ -11,10 +11,8 @@ Threads: the event loop.
 from __future__ import annotations
 
 import asyncio
-import resource
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -27,6 +25,7 @@ from prometheus_client.utils import floatToGoString
 
 from kvist.engine.messages import Stats
 from kvist.engine.telemetry import HistogramCounts
+from kvist.process import proportional_bytes
 
 FRESH_S = 0.5
 """So old may an answer be without the engine being asked again."""
@@ -157,7 +156,7 @@ class StatsCollector:
         slots = {"filled": cache.filled_slots, "allocated": cache.allocated_slots}
         yield self._by("kv_slots", "Slots of blocks in use.", "state", slots)
         rows = stats.memory.rows()
-        held = {item: resident for item, _, resident in rows} | {"server": resident_bytes()}
+        held = {item: resident for item, _, resident in rows} | {"server": proportional_bytes()}
         yield self._by("memory_bytes", "Memory that is there now, by item.", "item", held)
         reserved = {item: nbytes for item, nbytes, _ in rows if item != "unaccounted"}
         yield self._by("memory_reserved_bytes", "Memory set aside, by item.", "item", reserved)
@@ -299,19 +298,10 @@ def describe(stats: Stats, age_s: float, model_name: str) -> dict[str, Any]:
                 for item, reserved, resident in stats.memory.rows()
             },
             "engine_bytes": stats.memory.total_bytes,
-            "server_bytes": resident_bytes(),
+            "server_bytes": proportional_bytes(),
         },
         "events_dropped": counts.counters["dropped_events"],
     }
-
-
-def resident_bytes() -> int:
-    """Bytes of this process that are in memory now; its peak where the kernel does not say."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return pages * resource.getpagesize()
 
 
 def add_metric_routes(app: FastAPI, source: StatsSource, model_name: str) -> None:

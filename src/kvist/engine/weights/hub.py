@@ -76,6 +76,38 @@ def fetch_repository(repository: str, progress: Progress) -> tuple[Path, str]:
     return Path(folder), str(about.sha)
 
 
+def fetch_shape(repository: str) -> tuple[Path, int]:
+    """Folder with the `config.json` of a hub repository, and bytes of its weights.
+
+    Downloads a few kilobytes. The bytes are 0 where only a cached copy could be asked that has
+    none.
+
+    Raises
+    ------
+    DownloadError
+        As `fetch_repository`.
+    """
+    try:
+        from huggingface_hub import HfApi, hf_hub_download
+    except ImportError as error:
+        raise DownloadError(
+            f"{repository!r} would be a hub id, but huggingface_hub is not installed; run "
+            "'pip install kvist[engine]', or give a config.json"
+        ) from error
+    try:
+        about = HfApi().model_info(repository, timeout=_ASK_TIMEOUT_S, files_metadata=True)
+        file = hf_hub_download(repository, "config.json", etag_timeout=_ASK_TIMEOUT_S)
+    except Exception as error:  # noqa: BLE001 - see fetch_repository
+        folder, _ = _cached(repository, error)
+        return folder, 0
+    sizes = {str(f.rfilename): int(f.size or 0) for f in about.siblings or ()}
+    for suffix in (".safetensors", ".bin"):
+        found = [size for name, size in sizes.items() if name.endswith(suffix) and "/" not in name]
+        if found:
+            return Path(file).parent, sum(found)
+    return Path(file).parent, 0
+
+
 def _cached(repository: str, error: Exception) -> tuple[Path, str]:
     """The copy that huggingface_hub holds, or the error in words."""
     from huggingface_hub import snapshot_download

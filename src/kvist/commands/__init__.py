@@ -1,0 +1,1 @@
+"""Commands of `kvist` that answer questions: parse, call, print. One file a group."""
