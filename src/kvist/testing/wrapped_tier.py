@@ -74,6 +74,10 @@ class WrappedTier(Tier):
         """See `Tier.usage`."""
         return self.inner.usage()
 
+    def trouble(self) -> str:
+        """See `Tier.trouble`."""
+        return self.inner.trouble()
+
     def drain(self, timeout_s: float) -> bool:
         """See `Tier.drain`."""
         return self.inner.drain(timeout_s)

@@ -352,6 +352,10 @@ class Tier(ABC):
     def usage(self) -> Usage:
         """Say how full the tier is."""
 
+    def trouble(self) -> str:
+        """Say, for people, what keeps the tier from working now; ``""`` if nothing does."""
+        return ""
+
     @abstractmethod
     def drain(self, timeout_s: float) -> bool:
         """Wait until every job is over and durable; say whether that was reached in time."""
