@@ -15,7 +15,6 @@ from kvist.engine.sequence import EngineRequest
 from kvist.engine.throughput import Throughput
 from kvist.errors import RequestError
 from kvist.events import (
-    Event,
     RequestAdded,
     RequestExpired,
     RequestFinished,
@@ -181,7 +180,7 @@ def test_nothing_is_kept_of_requests_that_ended():
         rig.step()
     rig.drain()
     door = rig.engine._overload
-    assert (len(door._deadlines), len(door._requests), len(door._throughput._started)) == (0, 0, 0)
+    assert (len(door._deadlines), len(door._requests), len(door._throughput._begun)) == (0, 0, 0)
 
 
 # -------------------------------------------------------------------------------------------- pace
@@ -193,13 +192,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
-
-
-def runs(name: str, tokens: int = 10) -> list[Event]:
-    return [
-        RequestScheduled(name, 0, 5, False, 5, 0),
-        RequestFinished(name, "length", 5, tokens, 0),
-    ]
 
 
 def test_the_rate_is_that_of_a_queue_that_is_never_empty():
@@ -221,18 +213,82 @@ def test_the_rate_is_that_of_a_queue_that_is_never_empty():
     assert pace.leave_rate is None
 
 
-def test_short_requests_run_shorter_than_the_average():
+def decode(pace: Throughput, clock: Clock, names: list[str], step_s: float) -> None:
+    clock.now_s += step_s
+    pace(StepDone(len(names), len(names), 0, sampled=tuple(names)))
+
+
+def test_nothing_is_said_of_a_pace_that_nobody_saw():
+    pace = Throughput(Clock())
+    assert pace.run_s(10, 10, 1) is None
+
+
+def test_a_run_takes_as_many_steps_as_tokens_are_asked_for():
     clock = Clock()
     pace = Throughput(clock)
-    assert pace.run_s() is None
-    for n in range(10):
-        scheduled, finished = runs(str(n), tokens=20)
-        pace(scheduled)
-        clock.now_s += 4.0
-        pace(finished)
-    assert pace.run_s() == pytest.approx(4.0)
-    assert pace.run_s(5) == pytest.approx(1.0)
-    assert pace.run_s(500) == pytest.approx(4.0)
+    pace(RequestScheduled("a", 0, 5, False, 5, 0))
+    for _ in range(500):
+        decode(pace, clock, ["a"], 2.0)
+    assert pace.run_s(0, 10, 1) == pytest.approx(20.0, rel=0.02)
+
+
+def test_who_was_cut_off_counts_too():
+    """Only one in ten ends by itself: the average of those would be a tenth of the truth."""
+    clock = Clock()
+    pace = Throughput(clock)
+    for n in range(100):
+        name = str(n)
+        pace(RequestScheduled(name, 0, 5, False, 5, 0))
+        for _ in range(5 if n % 10 == 0 else 50):
+            decode(pace, clock, [name], 1.0)
+        pace(RequestFinished(name, "stop" if n % 10 == 0 else "abort", 5, 50, 0))
+    # 4,550 tokens and 10 ends.
+    assert pace.num_output_tokens(10_000) == pytest.approx(455, rel=0.3)
+
+
+def test_a_crowd_makes_each_step_longer_also_before_it_is_there():
+    clock = Clock()
+    pace = Throughput(clock)
+    crowd = [str(n) for n in range(12)]
+    for name in crowd:
+        pace(RequestScheduled(name, 0, 5, False, 5, 0))
+    for n in range(2_000):
+        num = 1 + n % 8
+        decode(pace, clock, crowd[:num], 0.1 + 0.05 * num)
+    assert pace.run_s(0, 1, 4) == pytest.approx(0.3, rel=0.05)
+    assert pace.run_s(0, 1, 12) == pytest.approx(0.7, rel=0.1)
+
+
+def test_prompts_take_time_in_which_others_wait_and_cached_ones_do_not():
+    def paced(num_cached: int) -> Throughput:
+        clock = Clock()
+        pace = Throughput(clock)
+        for n in range(1_000):
+            pace(RequestScheduled(str(n), num_cached, 100, False, 100, 0))
+            reads = 100 - num_cached if n % 2 else 0
+            clock.now_s += 1.0 + 0.01 * reads
+            pace(StepDone(1 + reads, 2, 0, reads, sampled=("0",)))
+        return pace
+
+    none, most = paced(0), paced(90)
+    for pace, share in ((none, 1.0), (most, 0.1)):
+        longer, shorter = pace.run_s(1_000, 1, 1), pace.run_s(0, 1, 1)
+        assert longer is not None
+        assert shorter is not None
+        assert longer - shorter == pytest.approx(10 * share, rel=0.1)
+
+
+def test_the_time_in_which_nobody_runs_belongs_to_no_step():
+    clock = Clock()
+    pace = Throughput(clock)
+    for n in range(100):
+        clock.now_s += 1_000.0
+        pace(RequestScheduled(str(n), 0, 5, False, 5, 0))
+        for _ in range(3):
+            decode(pace, clock, [str(n)], 1.0)
+        pace(RequestFinished(str(n), "length", 5, 3, 0))
+        decode(pace, clock, [str(n)], 1.0)
+    assert pace.run_s(0, 1, 1) == pytest.approx(1.0, rel=0.01)
 
 
 def busy_rig(**sizes: Any) -> EngineRig:

@@ -4,9 +4,10 @@ Owns the bounds of the queue, what is said to those beyond them, and the deadlin
 scheduler and changes nothing there. No torch. Threads: step thread only.
 
 A queue that takes everyone serves nobody in time: once it is longer than the deadlines allow, every
-request that comes out of it has waited most of its time away and is cut off while it runs. So a
-request that by the recent pace would not be done in time is turned away at once, and one that has
-become hopeless in the queue ends there, before it costs anything.
+request that comes out of it has waited most of its time away and is cut off while it runs. And
+where many run side by side, each is slow, so that without any queue all may be late. So a request
+that by the recent pace would not be done in time, or would make one late that is running, is turned
+away at once; and one that has become hopeless in the queue ends there, before it costs anything.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from kvist.engine.deadlines import Deadlines
+from kvist.engine.forecast import Forecast
 from kvist.engine.scheduler import Scheduler
 from kvist.engine.sequence import EngineRequest
 from kvist.engine.throughput import Throughput
 from kvist.events import EventLog
+
+MARGIN = 1.1
+"""A request is taken if this many times what it is expected to need is left: half need more."""
 
 _RETRY_UNKNOWN_S = 5
 _RETRY_MOST_S = 120
@@ -70,6 +75,7 @@ class OverloadGuard:
         self._most_s = request_timeout_s
         self._throughput = Throughput(clock)
         events.subscribe(self._throughput)
+        self._forecast = Forecast(scheduler, self._throughput)
         self._deadlines = Deadlines()
         self._requests: dict[str, EngineRequest] = {}
 
@@ -86,7 +92,8 @@ class OverloadGuard:
     def overload(self, request: EngineRequest, num_elsewhere: int = 0) -> Overload | None:
         """Say why a stamped request is not taken now, or ``None``: it is.
 
-        An empty queue takes anything: there the bounds would refuse what can be served.
+        An idle engine takes anything, and an empty queue as many tokens as come: there the bounds
+        would refuse what can be served.
 
         Parameters
         ----------
@@ -94,8 +101,6 @@ class OverloadGuard:
             Requests that wait and that the scheduler does not know yet.
         """
         num_waiting = self._scheduler.num_waiting + num_elsewhere
-        if num_waiting == 0:
-            return None
         config = self._scheduler.config
         most = config.max_num_queued_reqs
         if most is not None and num_waiting >= most:
@@ -105,7 +110,7 @@ class OverloadGuard:
                 self._until_half(num_waiting),
             )
         most = config.max_num_queued_tokens
-        if most is not None:
+        if most is not None and num_waiting:
             held, length = self._scheduler.num_queued_tokens, len(request.prompt_token_ids)
             if held + length > most:
                 return Overload(
@@ -117,19 +122,32 @@ class OverloadGuard:
         return self._too_late(request)
 
     def _too_late(self, request: EngineRequest) -> Overload | None:
-        rate, run_s = self._throughput.leave_rate, self._throughput.run_s(request.params.max_tokens)
-        if request.timeout_s is None or rate is None or run_s is None:
+        if request.timeout_s is None:
             return None
-        ahead = self._scheduler.num_ahead(request.priority)
-        needed_s = ahead / rate + run_s
-        if needed_s <= request.timeout_s:
+        ahead, running = self._scheduler.num_ahead(request.priority), self._scheduler.num_running
+        needed_s = self._forecast.done_s(request)
+        # Idle, it may be quicker than it was: only what runs shows that.
+        if needed_s is None or not ahead + running:
             return None
-        return Overload(
-            "deadline",
-            f"{ahead} requests wait before it; at the recent pace it would be done in"
-            f" {needed_s:.1f} s, and it has {request.timeout_s:g} s",
-            _clamp(needed_s - request.timeout_s),
-        )
+        now = self._clock()
+        assert request.arrived_s is not None
+        left_s = request.arrived_s + request.timeout_s - now
+        crowd = f"{running} requests run and {ahead} wait before it"
+        if needed_s * MARGIN > left_s:
+            return Overload(
+                "deadline",
+                f"{crowd}; at the recent pace it would be done in {needed_s:.1f} s, and"
+                f" {max(0.0, left_s):.1f} s of its {request.timeout_s:g} s are left",
+                _clamp(needed_s * MARGIN - left_s),
+            )
+        promised = ((when_s - now, name) for when_s, name in self._deadlines.until(math.inf))
+        if self._forecast.makes_late(request, promised):
+            return Overload(
+                "deadline",
+                f"{crowd}; beside it one of those that run would not be done by its deadline",
+                _clamp(needed_s / running if running else needed_s),
+            )
+        return None
 
     def _until_half(self, num_waiting: int) -> int:
         """When half of those that wait now will have begun."""
@@ -153,15 +171,15 @@ class OverloadGuard:
     def over(self) -> list[tuple[str, str]]:
         """Return (request id, why) of those that are to end now: too late, or hopeless.
 
-        Hopeless is who has not begun and has less time left than requests lately took to run; only
-        while there is a queue, since an idle engine may be quicker than it was.
+        Hopeless is who has not begun and has less time left than it would run, beside those that
+        do; where nobody runs, all may begin.
         """
         if not self._requests:
             return []
         now = self._clock()
-        run_s = self._throughput.run_s() if self._throughput.leave_rate is not None else None
+        longest_s = self._forecast.longest_run_s() if self._scheduler.num_running else None
         over: list[tuple[str, str]] = []
-        for when_s, request_id in self._deadlines.until(now + (run_s or 0.0)):
+        for when_s, request_id in self._deadlines.until(now + (longest_s or 0.0)):
             request = self._requests[request_id]
             if when_s <= now:
                 over.append((request_id, f"deadline: {request.timeout_s:g} s are over"))
@@ -171,9 +189,10 @@ class OverloadGuard:
         return over
 
     def _is_hopeless(self, request: EngineRequest, left_s: float) -> bool:
-        run_s = self._throughput.run_s(request.params.max_tokens)
-        begun = self._scheduler.has_begun(request.request_id)
-        return not begun and run_s is not None and left_s < run_s
+        if self._scheduler.has_begun(request.request_id):
+            return False
+        run_s = self._forecast.run_s(request)
+        return run_s is not None and left_s < run_s
 
 
 def _clamp(seconds: float) -> int:

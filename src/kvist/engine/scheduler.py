@@ -104,6 +104,11 @@ class Scheduler:
         """Known tokens of all that wait. O(waiting)."""
         return sum(seq.num_tokens for seq in self._waiting.everyone())
 
+    @property
+    def num_unread_tokens(self) -> int:
+        """Known tokens that are not computed, of all but those that decode. O(sequences)."""
+        return sum(seq.num_unread for seq in self._sequences.values())
+
     def num_ahead(self, priority: int) -> int:
         """Waiting sequences that would run before a new one. O(waiting) where priorities count."""
         if self.config.scheduling_policy != "priority":
@@ -114,6 +119,16 @@ class Scheduler:
         """Whether something was computed for a sequence; also when there is no such one."""
         seq = self._sequences.get(request_id)
         return seq is None or seq.num_cached_tokens is not None
+
+    def work_left(self, request_id: str) -> tuple[int, int] | None:
+        """Tokens that a running sequence has to read before its next one, and may yet generate.
+
+        ``None`` if it does not run.
+        """
+        seq = self._sequences.get(request_id)
+        if seq is None or seq.table is None:
+            return None
+        return seq.num_unread, seq.max_num_tokens - seq.num_tokens
 
     def view(self, request_id: str) -> SequenceView | None:
         """How an unfinished sequence stands; ``None`` if there is no such one."""

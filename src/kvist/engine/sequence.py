@@ -283,6 +283,12 @@ class Sequence:
         return len(self.token_ids) - self.num_computed
 
     @property
+    def num_unread(self) -> int:
+        """The same, but 0 while decoding: what must be computed before it says anything."""
+        remaining = self.num_remaining
+        return remaining if remaining > 1 else 0
+
+    @property
     def num_output_tokens(self) -> int:
         """Generated tokens."""
         return len(self.token_ids) - self.num_prompt_tokens

@@ -300,7 +300,7 @@ class EngineRig:
         elif reason is not None:
             assert reason == "deadline"
             assert timeout_s is not None
-            assert num_waiting
+            assert self.scheduler.has_work, "an idle engine begins whatever comes"
 
     def _take(self, update: Update) -> None:
         story = self.stories[update.request_id]
