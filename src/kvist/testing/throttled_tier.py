@@ -63,6 +63,7 @@ class ThrottledTier(WrappedTier):
         self._free_s = {LoadJob: 0.0, StoreJob: 0.0}
         self._waiting: list[_Waiting] = []
         self._waker: Callable[[], None] | None = None
+        self._timers: list[threading.Timer] = []
 
     def submit_load(self, job: LoadJob) -> None:
         """See `Tier.submit_load`."""
@@ -105,9 +106,13 @@ class ThrottledTier(WrappedTier):
         return reached
 
     def close(self) -> None:
-        """See `Tier.close`."""
+        """See `Tier.close`. The waker is not called any more after it."""
         self.inner.close()
+        self._waker = None
         self._hurry()
+        for timer in self._timers:
+            timer.cancel()
+            timer.join()
 
     def _hurry(self) -> None:
         for done in self.inner.poll():
@@ -145,3 +150,4 @@ class ThrottledTier(WrappedTier):
             timer = threading.Timer(max(0.0, through - self._clock()), self._waker)
             timer.daemon = True
             timer.start()
+            self._timers = [*(t for t in self._timers if t.is_alive()), timer]

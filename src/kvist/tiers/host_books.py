@@ -130,13 +130,9 @@ class HostBooks:
         with self._lock:
             if name in self._keeper:  # another job was first, or it was dropped under a user
                 return None
-            spare_parent = parent in self._keeper
-            if spare_parent:
-                self._keeper.pin(parent)
-            for victim in self._keeper.make_room(size, tenant):
+            candidate = Candidate(name, parent, meta.depth, size, meta.recompute_s)
+            for victim in self._keeper.make_room(candidate, tenant):
                 self._arena.release(self._findable.pop(victim).runs)
-            if spare_parent:
-                self._keeper.unpin(parent)
             if not self._keeper.fits(size, tenant):
                 return None
             runs = self._arena.allocate(num_extents)
@@ -144,7 +140,7 @@ class HostBooks:
                 raise IntegrityError(
                     f"{num_extents} extents were made free, {self._arena.num_free} are"
                 )
-            self._keeper.add(Candidate(name, parent, meta.depth, size, meta.recompute_s), tenant)
+            self._keeper.add(candidate, tenant)
             self._keeper.pin(name)
             record = Record(name, runs, tuple(ends), tuple(checksums), now)
             self._hidden.add(record)
