@@ -320,6 +320,10 @@ class KVCacheManager:
         table.num_tokens = table.num_sealed = 0
         self._tables.remove(table)
 
+    def evict_ahead(self, num_free: int, most: int) -> int:
+        """Evict unused blocks, `most` at most, until `num_free` are free; return how many left."""
+        return self._pool.evict_ahead(num_free, most)
+
     def reset_prefix_cache(self) -> int:
         """Forget every block that nobody uses; return how many there were."""
         return self._pool.evict_all()
@@ -386,12 +390,7 @@ class KVCacheManager:
         self._events.emit(BlockStored(block_id, key, parent, depth, tokens))
 
     def _check_table(self, table: BlockTable) -> None:
-        if len(set(table.ids)) != len(table.ids):
-            raise IntegrityError(f"{table!r} lists a block twice")
-        if table.num_tokens > len(table.ids) * self.block_size:
-            raise IntegrityError(f"{table!r} holds more tokens than its blocks have slots")
-        if table.num_sealed > table.num_tokens // self.block_size:
-            raise IntegrityError(f"{table!r} counts {table.num_sealed} sealed blocks")
+        table.check(self.block_size)
         for index, block_id in enumerate(table.ids):
             state = self._pool.blocks[block_id].state
             if state in (BlockState.FREE, BlockState.CACHED, BlockState.LOADING):

@@ -44,6 +44,82 @@ class BlockEvicted:
 
 
 @dataclass(frozen=True, slots=True)
+class TierLookedUp:
+    """A tier was asked for the blocks that a sequence lacks.
+
+    `misses` counts those it does not have, or may not give, by reason.
+    """
+
+    tier: str
+    num_hits: int
+    misses: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksPromoted:
+    """Blocks were read from a tier into the device. Bytes are as stored there."""
+
+    tier: str
+    num_blocks: int
+    stored_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """Blocks that a tier was said to have did not come, or came damaged or late: a miss."""
+
+    tier: str
+    num_blocks: int
+    outcome: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixLoaded:
+    """A sequence has blocks from lower tiers in its table, which it needs not compute.
+
+    `sources` says how many tokens came from which medium; `num_reused_tokens` of them are tokens
+    that this request never had before; `resumed` as in `RequestScheduled`.
+    """
+
+    request_id: str
+    num_tokens: int
+    resumed: bool
+    num_reused_tokens: int
+    sources: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksDemoted:
+    """Copies of blocks are in a tier now, and may be found there. Bytes are as stored."""
+
+    tier: str
+    num_blocks: int
+    stored_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DemotionFailed:
+    """Copies of blocks are not in a tier: it refused or failed, or they were gone before."""
+
+    tier: str
+    num_blocks: int
+    outcome: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TierSuspended:
+    """A tier does not answer as it should, and is left alone for so long."""
+
+    tier: str
+    seconds: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class RequestAdded:
     """A request entered the waiting queue.
 
@@ -137,6 +213,13 @@ Event = (
     BlockStored
     | BlocksShared
     | BlockEvicted
+    | TierLookedUp
+    | BlocksPromoted
+    | LoadFailed
+    | PrefixLoaded
+    | BlocksDemoted
+    | DemotionFailed
+    | TierSuspended
     | RequestAdded
     | RequestRejected
     | RequestExpired

@@ -13,6 +13,7 @@ from kvist.testing.rig import ROOT, EngineRig
 
 CHANGES = {
     "adopt",
+    "evict_ahead",
     "allocate",
     "cancel",
     "commit",

@@ -8,7 +8,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from kvist.testing.cache_machine import CacheMachine
 from kvist.testing.loading_machine import LoadingMachine
-from kvist.testing.machine import EngineMachine
+from kvist.testing.machine import EngineMachine, TieredMachine
 
 SLOW_TO_DRAW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
@@ -28,6 +28,10 @@ def test_engine():
     run(EngineMachine, max_examples=250, steps=50)
 
 
+def test_engine_over_tiers():
+    run(TieredMachine, max_examples=120, steps=50)
+
+
 def test_cache():
     run(CacheMachine, max_examples=150, steps=50)
 
@@ -38,6 +42,6 @@ def test_cache_that_loads():
 
 @pytest.mark.slow
 @pytest.mark.timeout(3_000)
-@pytest.mark.parametrize("machine", [EngineMachine, CacheMachine, LoadingMachine])
+@pytest.mark.parametrize("machine", [EngineMachine, TieredMachine, CacheMachine, LoadingMachine])
 def test_many_more(machine: type):
     run(machine, max_examples=3_000, steps=80)

@@ -190,6 +190,13 @@ class BlockPool:
             self._policy.forget(victim)
         return n
 
+    def evict_ahead(self, num_free: int, most: int) -> int:
+        """Evict CACHED blocks, `most` at most, until `num_free` are free; return how many left."""
+        wanted = min(num_free - len(self._free), most, self.num_cached)
+        for _ in range(wanted):
+            self._evict_one()
+        return max(0, wanted)
+
     def _evict_one(self) -> None:
         victim = self._victim()
         self._policy.evict(victim)

@@ -13,6 +13,8 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
+from kvist.errors import IntegrityError
+
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
@@ -52,6 +54,15 @@ class BlockTable:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def check(self, block_size: int) -> None:
+        """Raise `IntegrityError` unless the counts fit each other."""
+        if len(set(self.ids)) != len(self.ids):
+            raise IntegrityError(f"{self!r} lists a block twice")
+        if self.num_tokens > len(self.ids) * block_size:
+            raise IntegrityError(f"{self!r} holds more tokens than its blocks have slots")
+        if self.num_sealed > self.num_tokens // block_size:
+            raise IntegrityError(f"{self!r} counts {self.num_sealed} sealed blocks")
 
     def __repr__(self) -> str:
         return f"<BlockTable {self.num_tokens} tokens in {len(self.ids)} blocks>"

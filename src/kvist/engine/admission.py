@@ -21,6 +21,7 @@ from collections.abc import Container
 
 from kvist.cache import NO_MATCH, KVCacheManager, PrefixMatch
 from kvist.config import SchedulerConfig
+from kvist.engine.loads import Offer, PrefixLoads
 from kvist.engine.requests import RequestTable
 from kvist.engine.sequence import Sequence
 from kvist.errors import IntegrityError
@@ -42,6 +43,8 @@ class Admission:
     cache : KVCacheManager
     events : EventLog
     requests : RequestTable
+    loads : PrefixLoads or None
+        Where there are tiers below the device.
     """
 
     def __init__(
@@ -50,11 +53,13 @@ class Admission:
         cache: KVCacheManager,
         events: EventLog,
         requests: RequestTable,
+        loads: PrefixLoads | None = None,
     ) -> None:
         self._config = config
         self._cache = cache
         self._events = events
         self._requests = requests
+        self._loads = loads
         self._room = requests.room
         self._waiting, self._running = requests.waiting, requests.running
         # By the plan in flight: who was let in, whether for the first time, and how many of its
@@ -75,13 +80,17 @@ class Admission:
         no_room: list[Sequence] = []
         ahead = None
         for seq in self._waiting:
-            if budget == 0 or len(self._running) >= self._config.max_num_seqs:
+            if len(self._running) >= self._config.max_num_seqs:
+                break
+            # A load needs no budget, so with tiers the rest of the queue is looked at.
+            if budget == 0 and (self._loads is None or no_room):
                 break
             if only and seq.request_id not in only:
                 continue
             if seq.needs_prompt_logprobs and rows == 0:
                 continue
             match = NO_MATCH
+            offer = None
             queried = 0
             # Logits are not cached: who wants those of the prompt computes all of it.
             if seq.chain is not None and not seq.needs_prompt_logprobs:
@@ -90,6 +99,13 @@ class Admission:
                 queried = seq.num_tokens
                 if self._follows(seq, match):
                     continue
+                if self._loads is not None:
+                    offer = self._loads.offer(seq, match)
+                    if offer is None:
+                        continue
+            loads = offer is not None and offer.choice.num_loaded > 0
+            if budget == 0 and not loads:
+                break
             if ahead is None:
                 ahead = sum(map(self._room.ahead, self._running))
             if not self._room.admits(seq, match, ahead, alone=not len(self._running)):
@@ -98,11 +114,15 @@ class Admission:
                     break
                 continue
             n = min(seq.num_tokens - match.num_tokens, budget)
+            if loads:
+                assert offer is not None
+                n = min(n, offer.first * self._cache.block_size - match.num_tokens)
             if seq.needs_prompt_logprobs:
                 n = min(n, rows)
                 rows -= n
-            self._let_in(seq, match, n, queried)
-            chosen[seq.request_id] = seq
+            self._let_in(seq, match, n, queried, offer if loads else None)
+            if n:
+                chosen[seq.request_id] = seq
             budget -= n
             ahead += self._room.ahead(seq)
             for passed in no_room:
@@ -120,7 +140,9 @@ class Admission:
             self._waiting.follow(seq, leader)
         return leader is not None
 
-    def _let_in(self, seq: Sequence, match: PrefixMatch, n: int, queried: int) -> None:
+    def _let_in(
+        self, seq: Sequence, match: PrefixMatch, n: int, queried: int, offer: Offer | None
+    ) -> None:
         seq.table = self._cache.open_table()
         allocation = self._room.reserve(seq, match.num_tokens + n, match)
         if allocation is None:
@@ -128,23 +150,36 @@ class Admission:
         self._waiting.remove(seq)
         self._requests.run(seq)
         first = seq.num_cached_tokens is None
-        self._admitted.append((seq, first, queried))
         if first:
             seq.num_cached_tokens = match.num_tokens
+        if offer is not None:
+            assert self._loads is not None
+            self._loads.begin(seq, offer, is_first=first)
+        if n:
+            self._admitted.append((seq, first, queried))
+        else:
+            # Not part of the plan: it computes nothing yet, and a failing step is none of its.
+            self._tell(seq, first, queried)
         self._waiting.promise(seq, len(match.block_ids), seq.num_tokens // self._cache.block_size)
-        seq.num_scheduled = n
-        seq.allocation = allocation
+        if n:
+            seq.num_scheduled = n
+            seq.allocation = allocation
 
     def record(self) -> None:
         """The plan was carried out: tell who came in. To be called before anything is recorded."""
         for seq, first, queried in self._admitted:
-            cached = seq.num_computed
-            reused = max(0, min(cached, seq.num_prompt_tokens) - seq.num_seen)
-            self._events.emit(
-                RequestScheduled(seq.request_id, cached, seq.num_tokens, not first, queried, reused)
-            )
+            self._tell(seq, first, queried)
         self._admitted.clear()
         self._passed.clear()
+
+    def _tell(self, seq: Sequence, first: bool, queried: int) -> None:
+        cached = seq.num_computed
+        reused = max(0, min(cached, seq.num_prompt_tokens) - seq.num_seen)
+        self._events.emit(
+            RequestScheduled(seq.request_id, cached, seq.num_tokens, not first, queried, reused)
+        )
+        if self._loads is not None:
+            self._loads.used(seq, 0, cached // self._cache.block_size)
 
     def take_back(self) -> None:
         """The plan was not carried out: who came in waits again, at its old place."""

@@ -24,6 +24,9 @@ from kvist.events import EventLog, RequestExpired, RequestRejected, StepFailed
 
 logger = logging.getLogger(__name__)
 
+TIER_WAIT_S = 0.02
+"""How long a step that has nothing to compute waits for a lower tier."""
+
 GRAMMAR_WAIT_S = 0.05
 """How long a step without other work waits for a grammar."""
 
@@ -70,6 +73,7 @@ class Engine:
         # Groups of requests to be run alone, because one of each group makes the step fail.
         self._suspects: deque[tuple[str, ...]] = deque()
         self._grammar_queue = GrammarQueue(compile_grammar) if compile_grammar is not None else None
+        self._clock = clock
         self._with_grammar: dict[str, EngineRequest] = {}
         self._overload = OverloadGuard(scheduler, events, clock, request_timeout_s)
 
@@ -201,12 +205,27 @@ class Engine:
         group = frozenset(self._suspects.popleft()) if self._suspects else None
         plan = self.scheduler.schedule(only=group)
         if not plan.scheduled:
-            return self.scheduler.rollback(plan)
+            news = self.scheduler.rollback(plan)
+            self.tend(TIER_WAIT_S)
+            return news
+        start_s = self._clock()
         try:
             result = self.runner.run(plan)
         except Exception as error:  # noqa: BLE001 - whatever it is, only its request may fail
             return self._isolate(plan, error)
+        if self.scheduler.loads is not None:
+            longest = max(len(item.token_ids) for item in plan.scheduled)
+            self.scheduler.loads.observe(longest, plan.num_tokens, self._clock() - start_s)
         return self.scheduler.commit(plan, result)
+
+    def tend(self, timeout_s: float = 0.0) -> None:
+        """Move what is under way between tiers; wait for it, at most so long.
+
+        For a step that has nothing to compute, and for an engine without requests.
+        """
+        loads = self.scheduler.loads
+        if loads is not None:
+            loads.tend(timeout_s)
 
     def _admit_with_grammar(self) -> list[Update]:
         """Let in whose grammar is compiled; tell of those that are wrong."""

@@ -9,6 +9,7 @@ block reused too early, a missed copy-on-write or a false hit changes the tokens
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 
 from kvist.engine.sequence import TokenLogprobs
@@ -36,6 +37,52 @@ def null_generate(prompt: Sequence[int], num_tokens: int, vocab_size: int) -> li
         output.append(state % vocab_size)
         state = next_state(state, output[-1])
     return output
+
+
+class SlotMemory:
+    """A paged memory of integers: a token and the state after it, a slot.
+
+    The bytes of a block are one run, so that transfers reach them as they reach a real device's.
+
+    Parameters
+    ----------
+    num_blocks, block_size : int
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_bytes = 16 * block_size
+        self._block_size = block_size
+        self._words = array("Q", bytes(num_blocks * self.block_bytes))
+        self._bytes = memoryview(self._words).cast("B")
+
+    def wipe(self, block_id: int) -> None:
+        """Forget what is in a block."""
+        self.landing(block_id)[:] = bytes(self.block_bytes)
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy a whole block."""
+        self.landing(target)[:] = self.landing(source)
+
+    def write(self, slot: int, token_id: int, state: int) -> None:
+        """Write one slot."""
+        self._words[2 * slot] = token_id + 1
+        self._words[2 * slot + 1] = state
+
+    def at(self, slot: int) -> tuple[int, int] | None:
+        """Return token and state of a slot; ``None`` if nobody wrote it since it was wiped."""
+        token = self._words[2 * slot]
+        return (token - 1, self._words[2 * slot + 1]) if token else None
+
+    def read(self, block_id: int, out: memoryview) -> None:
+        """See `kvist.tiers.promotion.DeviceBytes`."""
+        out[:] = self.landing(block_id)
+
+    def landing(self, block_id: int) -> memoryview:
+        """See `kvist.tiers.promotion.DeviceBytes`: the block itself."""
+        return self._bytes[block_id * self.block_bytes : (block_id + 1) * self.block_bytes]
+
+    def land(self, block_id: int, landing: memoryview) -> None:
+        """See `kvist.tiers.promotion.DeviceBytes`: it is there."""
 
 
 class NullRunner:
@@ -66,17 +113,14 @@ class NullRunner:
         self._block_size = block_size
         self._verify = verify
         self._step_seconds = step_seconds
-        # (token, state after it) of every slot; None: nobody wrote it since the block was fresh.
-        self._slots: list[tuple[int, int] | None] = [None] * (num_blocks * block_size)
+        self.memory = SlotMemory(num_blocks, block_size)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Do the copies, "compute" every run, and say the next token where one is due."""
-        size, slots = self._block_size, self._slots
         for block_id in plan.fresh:
-            slots[block_id * size : (block_id + 1) * size] = [None] * size
+            self.memory.wipe(block_id)
         for copy in plan.copies:
-            source = slots[copy.source * size : (copy.source + 1) * size]
-            slots[copy.target * size : (copy.target + 1) * size] = source
+            self.memory.copy(copy.source, copy.target)
         tokens = {}
         prompt_logprobs = {}
         for item in plan.scheduled:
@@ -95,7 +139,7 @@ class NullRunner:
         state = self._read_state(item) if item.position else _START
         for offset, token_id in enumerate(item.token_ids):
             state = next_state(state, token_id)
-            self._slots[self._slot(item, item.position + offset)] = (token_id, state)
+            self.memory.write(self._slot(item, item.position + offset), token_id, state)
         self.num_computed_tokens += len(item.token_ids)
         return state
 
@@ -108,7 +152,7 @@ class NullRunner:
         first = 0 if self._verify else item.position - 1
         state = _START
         for position in range(first, item.position):
-            held = self._slots[self._slot(item, position)]
+            held = self.memory.at(self._slot(item, position))
             if held is None:
                 raise IntegrityError(f"{item.request_id} reads slot {position}, which nobody wrote")
             if self._verify and held[1] != next_state(state, held[0]):

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from kvist.cache import KVCacheManager
 from kvist.config import SchedulerConfig
 from kvist.engine.grammar import Matcher
+from kvist.engine.loads import PrefixLoads
 from kvist.engine.queue import OrderedSequences, WaitingQueue
 from kvist.engine.room import Room
 from kvist.engine.sequence import EngineRequest, Sequence, SequenceStatus, TokenLogprobs
@@ -40,6 +41,7 @@ class RequestTable:
         events: EventLog,
         root: RootKey,
         seed: int,
+        loads: PrefixLoads | None = None,
     ) -> None:
         by_priority = config.scheduling_policy == "priority"
         self.waiting = WaitingQueue(by_priority=by_priority)
@@ -51,6 +53,7 @@ class RequestTable:
         self._events = events
         self._root = root
         self._seed = seed
+        self._loads = loads
         self._by_owner: dict[str, dict[int, Sequence]] = {}
         self._arrivals = 0
 
@@ -141,6 +144,8 @@ class RequestTable:
         seq.num_scheduled = 0
         seq.allocation = None
         self.waiting.break_promises(seq)
+        if self._loads is not None:
+            self._loads.abandon(seq)
         self._cache.release(seq.table)
         seq.table = None
 
@@ -162,6 +167,8 @@ class RequestTable:
             self.let_go(seq)
         else:
             self.waiting.remove(seq)
+        if self._loads is not None:
+            self._loads.forget(seq)
         seq.status = SequenceStatus.FINISHED
         del self.sequences[seq.request_id]
         others = self._by_owner[seq.owner_id]
@@ -252,5 +259,8 @@ class RequestTable:
             )
         if sum(map(len, self._by_owner.values())) != len(self.sequences):
             raise IntegrityError(f"{self._by_owner!r} are not the {len(self.sequences)} sequences")
-        if not self.running and self._cache.num_used_blocks:
-            raise IntegrityError(f"{self._cache.num_used_blocks} blocks in use, nobody runs")
+        lent = self._cache.loading.num_held_blocks
+        if not self.running and self._cache.num_used_blocks != lent:
+            raise IntegrityError(
+                f"{self._cache.num_used_blocks} blocks in use, {lent} lent, nobody runs"
+            )

@@ -60,7 +60,11 @@ class Room:
         return wanted + ahead + kept <= self._cache.num_available_blocks
 
     def ahead(self, seq: Sequence) -> int:
-        """Blocks a running sequence will ask for soon: the rest of its prompt, and one to grow."""
+        """Blocks a running sequence will ask for soon: the rest of its prompt, and one to grow.
+
+        Those that are being loaded for it are taken already.
+        """
         assert seq.table is not None
         soon = min(seq.num_tokens + self._cache.block_size, seq.max_num_tokens)
-        return max(0, self._cache.blocks_for(soon) - len(seq.table.ids))
+        held = len(seq.table.ids) + seq.num_loading_blocks
+        return max(0, self._cache.blocks_for(soon) - held)

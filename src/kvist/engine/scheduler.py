@@ -26,6 +26,7 @@ from kvist.cache import KVCacheManager
 from kvist.config import SchedulerConfig
 from kvist.engine.admission import Admission
 from kvist.engine.grammar import Matcher
+from kvist.engine.loads import PrefixLoads
 from kvist.engine.planning import plan_step
 from kvist.engine.requests import RequestTable
 from kvist.engine.sequence import EngineRequest, Sequence, SequenceStatus
@@ -51,6 +52,8 @@ class Scheduler:
         Root of all block keys of this engine.
     seed : int
         Base of the seeds of requests that bring none.
+    loads : PrefixLoads or None
+        Where there are tiers below the device.
 
     Raises
     ------
@@ -65,15 +68,19 @@ class Scheduler:
         events: EventLog,
         root: RootKey,
         seed: int = 0,
+        loads: PrefixLoads | None = None,
     ) -> None:
         self.config = config
         self.cache = cache
         self._events = events
-        self._requests = RequestTable(config, cache, events, root, seed)
+        self._requests = RequestTable(config, cache, events, root, seed, loads)
         self._room = self._requests.room
         self._waiting, self._running = self._requests.waiting, self._requests.running
         self._sequences = self._requests.sequences
-        self._admission = Admission(config, cache, events, self._requests)
+        self._admission = Admission(config, cache, events, self._requests, loads)
+        self.loads = loads
+        if loads is not None:
+            loads.on_adopted = self._waiting.fulfil
         self._in_flight: StepPlan | None = None
         self._steps = 0
 
@@ -219,6 +226,8 @@ class Scheduler:
         """
         if self._in_flight is not None:
             raise IntegrityError(f"step {self._in_flight.step} is not recorded yet")
+        if self.loads is not None:
+            self.loads.poll()
         budget = self.config.max_num_batched_tokens
         rows = PROMPT_LOGPROB_TOKENS
         chosen: dict[str, Sequence] = {}
@@ -227,6 +236,8 @@ class Scheduler:
         prefilling: list[tuple[Sequence, int]] = []
         for seq in self._running:
             remaining = seq.num_remaining
+            if seq.load_limit is not None:
+                remaining = seq.load_limit - seq.num_computed
             if remaining:
                 (decoding if remaining == 1 else prefilling).append((seq, remaining))
         for seq, remaining in (*decoding, *prefilling):
@@ -306,6 +317,8 @@ class Scheduler:
                 tuple(sampled),
             )
         )
+        if self.loads is not None:
+            self.loads.pump()
         return updates
 
     def rollback(self, plan: StepPlan) -> list[Update]:
@@ -343,9 +356,13 @@ class Scheduler:
         assert seq.table is not None
         num_tokens = item.position + len(item.token_ids)
         seen = seq.see(num_tokens)
+        sealed = seq.table.num_sealed
         full = self.cache.commit(seq.table, num_tokens, seq.token_ids, seq.chain)
         if seq.promised:
             self._waiting.fulfil(seq, full)
+        if self.loads is not None:
+            self.loads.sealed(seq, sealed, full)
+            self.loads.adopt(seq)
         if item.prompt_rows is not None and seq.prompt_logprobs is not None:
             # After a preemption the first of them are known already.
             known = len(seq.prompt_logprobs) - item.position
@@ -388,3 +405,5 @@ class Scheduler:
     def check(self) -> None:
         """Raise `IntegrityError` unless queue, running list and cache agree. For tests and idle."""
         self._requests.check(self._in_flight is not None)
+        if self.loads is not None:
+            self.loads.check()

@@ -158,6 +158,10 @@ class Sequence:
         Those of prompt tokens 1, 2, … as far as they were computed; ``None`` if nobody asks.
     stop_ids : tuple of int
         Ids that end it.
+    load_limit : int or None
+        Tokens it may compute up to, while blocks behind them are being loaded.
+    num_loading_blocks : int
+        How many those are.
     num_seen : int
         Leading tokens it once had K and V of; what is computed below that is computed again.
     passes : int
@@ -174,9 +178,11 @@ class Sequence:
         "chain",
         "counts",
         "index",
+        "load_limit",
         "matcher",
         "max_num_tokens",
         "num_cached_tokens",
+        "num_loading_blocks",
         "num_prompt_tokens",
         "num_scheduled",
         "num_seen",
@@ -224,6 +230,8 @@ class Sequence:
         self.allocation: Allocation | None = None
         self.num_scheduled = 0
         self.num_cached_tokens: int | None = None
+        self.load_limit: int | None = None
+        self.num_loading_blocks = 0
         self.num_seen = 0
         self.passes = 0
         self.preemptions = 0

@@ -25,6 +25,10 @@ class RigConfig:
 
     REQUIRES ``num_blocks * block_size >= max_model_len`` and
     ``max_num_batched_tokens >= max_num_seqs``, as `kvist.build` sees to.
+
+    Below the device are `num_tiers` tiers of `tier_blocks` blocks; everything that a tier can do
+    wrong it does at `fault_rate`, and the ends of its jobs are told up to `max_delay_polls` late.
+    `compute_s` is what the tiers are told that a block costs to compute.
     """
 
     num_blocks: int = 14
@@ -40,6 +44,15 @@ class RigConfig:
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
     vocab_size: int = 61
+    num_tiers: int = 0
+    tier_blocks: int = 20
+    tier_write_policy: str = "through"
+    tier_load_policy: str = "auto"
+    staging_blocks: int = 4
+    fault_rate: float = 0.0
+    max_delay_polls: int = 0
+    compute_s: float | None = None
+    seed: int = 0
 
 
 class DisturbedRunner:

@@ -6,6 +6,9 @@ choice of what happens next; what must hold is in `kvist.testing.rig`. Needs hyp
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -21,7 +24,7 @@ _BASES = tuple(tuple((7 * i * base + i + base) % VOCAB for i in range(32)) for b
 
 
 @st.composite
-def rig_configs(draw: st.DrawFn) -> RigConfig:
+def rig_configs(draw: st.DrawFn, *, tiers: bool = False) -> RigConfig:
     """Small rigs: pools that hold one or a few sequences of `max_model_len`."""
     block_size = draw(st.sampled_from((1, 2, 4, 4)))
     max_model_len = draw(st.integers(12, 40))
@@ -43,7 +46,25 @@ def rig_configs(draw: st.DrawFn) -> RigConfig:
         max_num_queued_reqs=draw(st.sampled_from((None, None, None, 1, 3))),
         max_num_queued_tokens=draw(st.sampled_from((None, None, None, 20, 60))),
         vocab_size=VOCAB,
+        **(draw(tiers_below()) if tiers else {}),
     )
+
+
+@st.composite
+def tiers_below(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw tiers: small ones, whose loads fail, are late, damaged and cancelled, or all is well."""
+    return {
+        "num_tiers": draw(st.sampled_from((1, 1, 2))),
+        "tier_blocks": draw(st.sampled_from((3, 20, 200, 200))),
+        "tier_write_policy": draw(st.sampled_from(("through", "through", "hits:2", "evict"))),
+        "tier_load_policy": draw(st.sampled_from(("auto", "always", "always"))),
+        "staging_blocks": draw(st.sampled_from((1, 4, 32))),
+        "fault_rate": draw(st.sampled_from((0.0, 0.0, 0.05, 0.3))),
+        "max_delay_polls": draw(st.sampled_from((0, 1, 4, 12))),
+        # Loads of a few blocks take about 1e-4 s: that is where a split pays.
+        "compute_s": draw(st.sampled_from((None, 1e-6, 3e-5, 1e-4))),
+        "seed": draw(st.integers(0, 1000)),
+    }
 
 
 @st.composite
@@ -168,7 +189,24 @@ class EngineMachine(RuleBasedStateMachine):
         """Somebody empties the cache."""
         self.rig.reset_prefix_cache()
 
+    @rule()
+    def tend(self) -> None:
+        """Time passes, and the engine has nothing to compute."""
+        self.rig.now_s += 0.25
+        self.rig.engine.tend()
+        self.rig.check()
+
     def teardown(self) -> None:
         """Everything ends, and nothing is left in use."""
         if hasattr(self, "rig"):
             self.rig.drain()
+
+
+class TieredMachine(EngineMachine):
+    """The same over tiers that do whatever tiers may do."""
+
+    @initialize(config=rig_configs(tiers=True))
+    def build(self, config: RigConfig) -> None:
+        """Choose the sizes."""
+        # Who reserves the maximum has no room for loads: it is the baseline of paging.
+        self.rig = EngineRig(replace(config, kv_allocation=KVAllocation.PAGED))

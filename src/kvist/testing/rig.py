@@ -16,59 +16,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from kvist.cache import KVCacheManager
 from kvist.config import SchedulerConfig
 from kvist.engine.admission import MAX_PASSES
 from kvist.engine.engine import Engine
+from kvist.engine.loads import PrefixLoads
 from kvist.engine.null_runner import NullRunner, null_generate
 from kvist.engine.sampling import SamplingParams
 from kvist.engine.scheduler import Scheduler
 from kvist.engine.sequence import EngineRequest, SequenceStatus
 from kvist.engine.step import Update
 from kvist.engine.telemetry import Telemetry
-from kvist.events import Event, EventLog, RequestPreempted, RequestScheduled
+from kvist.events import Event, EventLog, PrefixLoaded, RequestPreempted, RequestScheduled
 from kvist.keys import RootKey
 from kvist.policies.registry import make_policy
 from kvist.testing.disturbed import DisturbedRunner, RigConfig
+from kvist.testing.rig_tiers import RigTiers
+from kvist.testing.story import Story
 
 ROOT = RootKey(bytes(32))
-
-
-@dataclass(slots=True)
-class Story:
-    """One request as the plain model sees it.
-
-    Attributes
-    ----------
-    expected : list of int
-        All it should ever produce, from its prompt on.
-    outputs : list of int
-        What it produced, what its parent had produced at the fork included.
-    forked : bool
-        It is a fork or was forked.
-    deadline_s : float or None
-        When it must be over, on the rig's clock.
-    said_when_preempted : int
-        Length of `outputs` when it was last preempted; -1 if it never was.
-    """
-
-    request_id: str
-    prompt: tuple[int, ...]
-    salt: str
-    expected: list[int]
-    outputs: list[int] = field(default_factory=list)
-    forked: bool = False
-    preempted: bool = False
-    finish_reason: str | None = None
-    deadline_s: float | None = None
-    said_when_preempted: int = -1
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        """Prompt and output so far."""
-        return (*self.prompt, *self.outputs)
 
 
 class EngineRig:
@@ -100,6 +68,13 @@ class EngineRig:
             self.events,
             enable_prefix_caching=config.enable_prefix_caching,
         )
+        self.now_s = 0.0
+        inner = NullRunner(config.num_blocks, config.block_size, config.vocab_size, verify=True)
+        self.tiers = RigTiers(config, inner.memory, self.events, self) if config.num_tiers else None
+        self.loads: PrefixLoads | None = None
+        if self.tiers is not None:
+            manager = self.tiers.manager
+            self.loads = PrefixLoads(self.cache, manager, self.events, self.tiers.clock)
         self.scheduler = Scheduler(
             SchedulerConfig(
                 max_model_len=config.max_model_len,
@@ -114,10 +89,9 @@ class EngineRig:
             self.cache,
             self.events,
             ROOT,
+            loads=self.loads,
         )
-        inner = NullRunner(config.num_blocks, config.block_size, config.vocab_size, verify=True)
         self.runner = DisturbedRunner(inner, config)
-        self.now_s = 0.0
         self.engine = Engine(self.scheduler, self.runner, self.events, clock=lambda: self.now_s)
         self.telemetry = Telemetry(self.events, config.max_model_len, clock=lambda: self.now_s)
         self.stories: dict[str, Story] = {}
@@ -251,11 +225,14 @@ class EngineRig:
     def schedule_and_roll_back(self) -> None:
         """Make a plan and take it back: nobody may have moved, except who was preempted."""
         before = self._books()
+        loading = self._num_loading()
         plan = self.scheduler.schedule()
+        moved = self._num_loading() != loading
         for update in self.scheduler.rollback(plan):
             self._take(update)
         self.counts["rollbacks"] += bool(plan.scheduled)
-        if not plan.preempted:
+        # Loads are no part of a plan: they begin, and end, whatever becomes of it.
+        if not plan.preempted and not moved and not loading:
             assert self._books() == before
         self.check()
 
@@ -274,6 +251,9 @@ class EngineRig:
             self.step()
         assert not self.engine.has_work, f"still unfinished after {max_steps} steps: {self.active}"
         assert self.active == [], "the engine forgot a request without a word"
+        for _ in range(self.config.max_delay_polls + 2):
+            self.now_s += 1.0
+            self.engine.tend()
         assert self.cache.num_used_blocks == 0
         self.check()
 
@@ -333,17 +313,31 @@ class EngineRig:
     def _witness(self, event: Event) -> None:
         if isinstance(event, RequestPreempted):
             story = self.stories[event.request_id]
-            assert len(story.outputs) != story.said_when_preempted, "twice without a token between"
-            story.said_when_preempted = len(story.outputs)
+            # With tiers it may: while a transfer has blocks of who was preempted before, or when
+            # its own were evicted ahead of need and it has to compute all of them again.
+            if self.loads is None:
+                assert len(story.outputs) != story.said_when_preempted, "twice without a token"
+                story.said_when_preempted = len(story.outputs)
             story.preempted = True
         elif isinstance(event, RequestScheduled) and event.num_cached_tokens:
             story = self.stories[event.request_id]
             self.counts["hits after preemption" if event.resumed else "hits"] += 1
             assert event.num_cached_tokens < event.num_tokens, "nothing left to compute"
-            prefix = story.tokens[: event.num_cached_tokens]
-            assert (story.salt, prefix) in self._computed, (
-                f"{story.request_id} was given {len(prefix)} tokens that nobody of its own computed"
-            )
+            self._check_given(story, event.num_cached_tokens)
+        elif isinstance(event, PrefixLoaded):
+            story = self.stories[event.request_id]
+            self.counts["loads after preemption" if event.resumed else "loads"] += 1
+            view = self.scheduler.view(event.request_id)
+            assert view is not None
+            assert view.num_computed_tokens < view.num_tokens, "nothing left to compute"
+            assert sum(tokens for _, tokens in event.sources) == event.num_tokens
+            self._check_given(story, view.num_computed_tokens)
+
+    def _check_given(self, story: Story, num_tokens: int) -> None:
+        prefix = story.tokens[:num_tokens]
+        assert (story.salt, prefix) in self._computed, (
+            f"{story.request_id} was given {len(prefix)} tokens that nobody of its own computed"
+        )
 
     def _count_followers(self) -> None:
         self.counts["follows"] += sum(
@@ -361,6 +355,9 @@ class EngineRig:
             end = item.position + len(item.token_ids)
             for stop in range(item.position // size * size + size, end + 1, size):
                 self._computed.add((story.salt, tokens[:stop]))
+
+    def _num_loading(self) -> int:
+        return self.cache.loading.num_held_blocks if self.loads is not None else 0
 
     def _books(self) -> tuple[object, ...]:
         stats = self.cache.stats()
