@@ -25,7 +25,7 @@ from kvist.engine.loads import PrefixLoads
 from kvist.engine.queue import OrderedSequences, WaitingQueue
 from kvist.engine.room import Room
 from kvist.engine.sequence import EngineRequest, Sequence, SequenceStatus, TokenLogprobs
-from kvist.engine.step import Update
+from kvist.engine.step import StepResult, Update
 from kvist.errors import IntegrityError, RequestError
 from kvist.events import EventLog, RequestAdded, RequestFinished, RequestPreempted
 from kvist.keys import HashChain, RootKey, lane_key
@@ -148,6 +148,40 @@ class RequestTable:
             self._loads.abandon(seq)
         self._cache.release(seq.table)
         seq.table = None
+
+    def append(self, seq: Sequence, result: StepResult) -> list[Update]:
+        """Take a new token, of a recorded step, and say what is new."""
+        first = seq.num_output_tokens == 0
+        if first and seq.index == 0 and seq.params.num_samples > 1:
+            self.spawn(seq)
+        token_id = result.tokens[seq.request_id]
+        seq.append(token_id)
+        if seq.matcher is not None and not seq.matcher.advance(token_id):
+            return self.fail(seq, f"token {token_id} does not follow the grammar")
+        found = result.logprobs.get(seq.request_id)
+        logprobs = None if found is None else (found,)
+        held = seq.prompt_logprobs
+        prompt_logprobs = tuple(held) if first and held is not None else None
+        reason = seq.stop_reason(token_id)
+        if reason is not None:
+            update = self.finish(
+                seq,
+                reason,
+                (token_id,),
+                stop_reason=token_id if reason == "stop" and token_id in seq.stop_ids else None,
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
+            )
+        else:
+            update = Update(
+                seq.owner_id,
+                (token_id,),
+                num_cached_tokens=seq.num_cached_tokens or 0,
+                index=seq.index,
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
+            )
+        return [update]
 
     # ------------------------------------------------------------------ ending
 

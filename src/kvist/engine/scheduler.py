@@ -306,7 +306,7 @@ class Scheduler:
                 num_again += again
                 if item.sample is not None:
                     sampled.append(seq.request_id)
-                    updates += self._append(seq, result)
+                    updates += self._requests.append(seq, result)
         self._events.emit(
             StepDone(
                 plan.num_tokens,
@@ -368,39 +368,6 @@ class Scheduler:
             known = len(seq.prompt_logprobs) - item.position
             seq.prompt_logprobs += result.prompt_logprobs[item.request_id][max(0, known) :]
         return seen
-
-    def _append(self, seq: Sequence, result: StepResult) -> list[Update]:
-        first = seq.num_output_tokens == 0
-        if first and seq.index == 0 and seq.params.num_samples > 1:
-            self._requests.spawn(seq)
-        token_id = result.tokens[seq.request_id]
-        seq.append(token_id)
-        if seq.matcher is not None and not seq.matcher.advance(token_id):
-            return self._requests.fail(seq, f"token {token_id} does not follow the grammar")
-        found = result.logprobs.get(seq.request_id)
-        logprobs = None if found is None else (found,)
-        held = seq.prompt_logprobs
-        prompt_logprobs = tuple(held) if first and held is not None else None
-        reason = seq.stop_reason(token_id)
-        if reason is not None:
-            update = self._requests.finish(
-                seq,
-                reason,
-                (token_id,),
-                stop_reason=token_id if reason == "stop" and token_id in seq.stop_ids else None,
-                logprobs=logprobs,
-                prompt_logprobs=prompt_logprobs,
-            )
-        else:
-            update = Update(
-                seq.owner_id,
-                (token_id,),
-                num_cached_tokens=seq.num_cached_tokens or 0,
-                index=seq.index,
-                logprobs=logprobs,
-                prompt_logprobs=prompt_logprobs,
-            )
-        return [update]
 
     def check(self) -> None:
         """Raise `IntegrityError` unless queue, running list and cache agree. For tests and idle."""
