@@ -1,0 +1,206 @@
+"""Kvist beside its peers: same model, same prompts, same greedy lengths, one engine at a time.
+
+Each peer is installed in a venv of its own below the user cache. The engines then take turns, a
+process each, several rounds; what is slow is measured in the first round only. A full run takes
+15 minutes at most, beside the installing.
+
+    python -m benchmarks.peers --json peers.json
+    python -m benchmarks.peers --peers kvist,vllm --resume peers.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.peers.bandwidth import read_bandwidth
+from benchmarks.peers.engines import CONTENDERS, PEERS, Contender, command, environ, options
+from benchmarks.peers.environments import ENVIRONMENTS, SetupError, prepare
+from benchmarks.peers.measures import FULL, QUICK
+from benchmarks.peers.model import ModelFiles, find_model
+from benchmarks.peers.results import Record, Results
+from benchmarks.peers.table import to_markdown
+from benchmarks.peers.turns import Launch, Turn, take_turn
+
+from kvist.engine.weights.userdir import cache_dir, make_dir
+from kvist.lab.report import environment
+
+_SLOW_S = 15.0
+"""A measure that takes longer is not repeated."""
+
+
+def main() -> int:
+    args = _arguments()
+    lengths = QUICK if args.quick else FULL
+    results = Results(lengths)
+    if args.resume is not None and args.resume.exists():
+        try:
+            results = Results.load(args.resume, lengths)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            print(f"--resume: {error}", file=sys.stderr)
+            return 2
+    kept = args.json or args.resume
+    cores = sorted(os.sched_getaffinity(0))[: args.threads]
+    os.sched_setaffinity(0, cores)
+    chosen = [c for c in CONTENDERS if c.peer in args.peers]
+    versions = _prepare_all(chosen, results, args.torch_index)
+    model = find_model(_say)
+    model.touch()
+    said = shlex.join(["python", "-m", "benchmarks.peers", *sys.argv[1:]])
+    run = {**environment(), "command": said, "cores": cores}
+    results.runs.append({**run, "bandwidth": read_bandwidth(len(cores))})
+    bench = _Bench(results, model, cores, kept, quick=args.quick)
+    bench.take_rounds(chosen, versions, args.rounds, args.minutes * 60)
+    print(to_markdown(results), end="")
+    return 0
+
+
+class _Bench:
+    """The rounds of one invocation."""
+
+    def __init__(
+        self,
+        results: Results,
+        model: ModelFiles,
+        cores: list[int],
+        kept: Path | None,
+        *,
+        quick: bool,
+    ) -> None:
+        self._results = results
+        self._model = model
+        self._cores = cores
+        self._kept = kept
+        self._quick = quick
+        self._folder = make_dir(cache_dir() / "peers")
+
+    def take_rounds(
+        self,
+        chosen: list[Contender],
+        versions: dict[str, dict[str, str]],
+        rounds: int,
+        budget_s: float,
+    ) -> None:
+        """Let the contenders take turns until all had theirs, or no more fit into the budget."""
+        begun_s = time.monotonic()
+        for number in range(rounds):
+            for contender in chosen:
+                record = self._results.record(contender.label)
+                if record.is_out or record.turns > number or number >= contender.rounds:
+                    continue
+                record.versions = versions[contender.peer]
+                record.reasons |= contender.skips
+                left_out = _left_out(record)
+                left_s = budget_s - (time.monotonic() - begun_s)
+                needed_s = sum(s for name, s in record.cost_s.items() if name not in left_out)
+                if needed_s > left_s:
+                    _say(f"{contender.label}: another turn would take {needed_s:.0f} s, no time")
+                    continue
+                self._take(contender, record, number, left_out)
+                if self._kept is not None:
+                    self._results.save(self._kept)
+
+    def _take(self, contender: Contender, record: Record, number: int, left_out: set[str]) -> None:
+        compiled = self._folder / f"compiled-{contender.peer}"
+        if contender.compiles and not record.turns and not self._quick:
+            shutil.rmtree(compiled, ignore_errors=True)
+        is_cold = contender.compiles and not compiled.exists()
+        if contender.compiles:
+            make_dir(compiled)
+        name = "".join(c if c.isalnum() else "-" for c in contender.label)
+        launch = Launch(
+            command(contender),
+            environ(contender, self._cores, compiled),
+            options(contender, self._model, len(self._cores)),
+            make_dir(self._folder / "logs") / f"{name}.log",
+            keeps_prefixes=contender.keeps_prefixes,
+            is_ours=contender.is_ours,
+            is_cold=is_cold,
+        )
+        turn = Turn(
+            self._results.lengths,
+            f"round {number}",
+            left_out,
+            lambda text: _say(f"{contender.label} [{number + 1}]: {text}"),
+        )
+        take_turn(launch, record, turn)
+        record.turns += 1
+
+
+def _left_out(record: Record) -> set[str]:
+    slow = {name for name, s in record.cost_s.items() if s > _SLOW_S and name != "start"}
+    return slow | record.reasons.keys()
+
+
+def _prepare_all(
+    chosen: list[Contender], results: Results, torch_index: str | None
+) -> dict[str, dict[str, str]]:
+    """Make the venvs; a peer whose venv fails is out, with the reason."""
+    versions = {"kvist": {**environment()["versions"], "kvist": _own_commit()}}
+    for contender in chosen:
+        if contender.peer in versions:
+            continue
+        try:
+            versions[contender.peer] = prepare(ENVIRONMENTS[contender.peer], _say, torch_index)
+        except SetupError as error:
+            versions[contender.peer] = {}
+            for same in chosen:
+                if same.peer == contender.peer:
+                    results.record(same.label).reasons["start"] = str(error)
+            _say(str(error))
+    return versions
+
+
+def _own_commit() -> str:
+    """Say which state of the sources is measured; the version's number says too little."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    folder = Path(__file__).resolve().parent
+    try:
+        ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "of no repository"
+    return f"at commit {ran.stdout.strip()}"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--peers", type=_peers, default=PEERS, help=f"of {','.join(PEERS)}")
+    parser.add_argument("--quick", action="store_true", help="short lengths: does it run at all?")
+    parser.add_argument("--rounds", type=int, default=None, help="turns of each; 3, quick 1")
+    parser.add_argument(
+        "--minutes", type=float, default=14.0, help="no turn begins that ends later"
+    )
+    parser.add_argument("--threads", type=int, default=None, help="cores to use; all")
+    parser.add_argument("--json", type=Path, help="kept up to date after every turn")
+    parser.add_argument("--resume", type=Path, help="go on with the results in this file")
+    parser.add_argument("--torch-index", help="one more index for pip, with torch for CPUs")
+    args = parser.parse_args()
+    if args.rounds is None:
+        args.rounds = 1 if args.quick else 3
+    return args
+
+
+def _peers(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    unknown = [name for name in names if name not in PEERS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no peer {', '.join(unknown)}; of {', '.join(PEERS)}")
+    return names
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

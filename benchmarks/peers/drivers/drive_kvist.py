@@ -1,0 +1,132 @@
+"""Kvist itself, through `kvist.LLM`, with the clock beside its engine's steps."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import torch
+from driver_protocol import Facts, Generated, serve
+
+from kvist import LLM, SamplingParams
+from kvist.kernels.batch import AttentionBatch
+
+
+class _Engine:
+    def __init__(self, options: dict[str, Any]) -> None:
+        torch.set_num_threads(options["threads"])
+        self._llm = LLM(
+            options["model"],
+            max_model_len=options["max_model_len"],
+            kv_cache_memory_bytes=options["kv_bytes"],
+            **options["arguments"],
+        )
+        self._arguments = options["arguments"]
+        self._step = self._llm.engine.step
+
+    def generate(self, prompts: list[list[int]], tokens: int) -> Generated:
+        """`LLM.generate`, text and all; the clock stands around the step inside it."""
+        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        times: dict[str, list[float]] = {}
+        start_s = time.perf_counter()
+
+        def step() -> Any:
+            updates = self._step()
+            now_s = time.perf_counter() - start_s
+            for update in updates:
+                times.setdefault(update.request_id, []).extend([now_s] * len(update.token_ids))
+            return updates
+
+        self._llm.engine.step = step  # type: ignore[method-assign]
+        try:
+            outputs = self._llm.generate(prompts, params, use_tqdm=False)
+        finally:
+            self._llm.engine.step = self._step  # type: ignore[method-assign]
+        return Generated(
+            [times[output.request_id] for output in outputs],
+            [list(output.outputs[0].token_ids) for output in outputs],
+            sum(output.num_cached_tokens for output in outputs),
+        )
+
+    def outside_model(self, prompts: list[list[int]], tokens: int) -> float:
+        """Share of the decoding steps' time that is not in the model's forward pass.
+
+        Scheduler, cache, building of batches, sampling, text; not the Python inside the model.
+        """
+        spent: list[float] = []
+        model = self._llm.runner.model
+        hooks = [
+            model.register_forward_pre_hook(lambda *_: spent.append(-time.perf_counter())),
+            model.register_forward_hook(lambda *_: spent.append(time.perf_counter())),
+        ]
+        try:
+            made = self.generate(prompts, tokens)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        # The last of the first tokens ends the prefill; a step's two marks add up to its duration.
+        first = max(times[0] for times in made.times)
+        ends = sorted({at for times in made.times for at in times})
+        steps = [at for at in ends if at > first]
+        inside_s = sum(spent[-2 * len(steps) :])
+        return 1 - inside_s / (steps[-1] - first)
+
+    def attention(self, batch: int, context: int, seconds: float) -> float:
+        """Bytes of K and V a second that decoding attention reads, over all layers in turn.
+
+        Each pass reads other blocks while there are any, so that no cache holds them. What the
+        pool held is lost.
+        """
+        runner, pool = self._llm.runner, self._llm.pool.tensor
+        layout = runner.layout
+        heads = runner.model.config.num_attention_heads
+        blocks = -(-context // layout.block_size)
+        sets = pool.shape[0] // (batch * blocks)
+        if not sets:
+            raise ValueError(f"{batch} x {blocks} blocks, the pool has {pool.shape[0]}")
+        pool[:] = torch.randn(layout.block_elements, dtype=pool.dtype)
+        order = torch.randperm(pool.shape[0])[: sets * batch * blocks].view(sets, batch, blocks)
+        lengths = [1] * batch, [context] * batch
+        steps = [
+            AttentionBatch.build(*lengths, tables.tolist(), layout.block_size) for tables in order
+        ]
+        query = torch.randn(batch, heads, layout.key_dim, dtype=pool.dtype)
+        token_bytes = layout.num_kv_heads * (layout.key_dim + layout.value_dim) * layout.itemsize
+        read_bytes = batch * context * token_bytes * layout.num_layers
+        took: list[float] = []
+        end_s = time.perf_counter() + seconds
+        while not took or time.perf_counter() < end_s:
+            step = steps[len(took) % sets]
+            start_s = time.perf_counter()
+            for layer in range(layout.num_layers):
+                runner.kernels.attention(query, pool, layout, layer, step, layout.key_dim**-0.5)
+            took.append(time.perf_counter() - start_s)
+        return read_bytes / statistics.median(took)
+
+    def facts(self) -> Facts:
+        bill = self._llm.bill
+        return Facts(
+            {
+                "weights": self._arguments.get("weights", bill.dtype),
+                "KV": bill.kv_format,
+                "block_size": bill.block_size,
+                "kernels": {operation: backend for operation, backend, _ in bill.kernels},
+                **self._arguments,
+            },
+            float(bill.kv_token_bytes),
+        )
+
+
+def _open(options: dict[str, Any]) -> dict[str, Any]:
+    engine = _Engine(options)
+    return {
+        "generate": engine.generate,
+        "facts": engine.facts,
+        "attention": engine.attention,
+        "outside_model": engine.outside_model,
+    }
+
+
+if __name__ == "__main__":
+    serve(_open)

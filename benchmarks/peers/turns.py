@@ -1,0 +1,132 @@
+"""One engine's turn: start it, measure, end it. What fails leaves its reason.
+
+Owns the order within a turn and the time limits. Knows no engine by name.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.child import CallError, Driver, DriverError
+from benchmarks.peers.measures import (
+    Engine,
+    Lengths,
+    Measure,
+    first_tokens,
+    measures,
+    own_measures,
+    warm_up,
+)
+from benchmarks.peers.results import Record
+
+_START_LIMIT_S = 400.0
+_LIMIT_S = 150.0
+_PROBE_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a driver is run.
+
+    Attributes
+    ----------
+    command : sequence of str
+    environ : dict of str to str
+    options : dict
+        It is opened with them.
+    log : Path
+    keeps_prefixes, is_ours : bool
+    is_cold : bool
+        Whether this start has code to compile that later ones find.
+    """
+
+    command: Sequence[str]
+    environ: dict[str, str]
+    options: dict[str, Any]
+    log: Path
+    keeps_prefixes: bool
+    is_ours: bool
+    is_cold: bool
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What is to be done in a turn.
+
+    Attributes
+    ----------
+    lengths : Lengths
+    seed : str
+        Of the prompts: the same for every engine, another in every turn.
+    left_out : collection of str
+        Measures that were too slow or failed before.
+    say : callable
+        Told what was found.
+    """
+
+    lengths: Lengths
+    seed: str
+    left_out: Collection[str]
+    say: Callable[[str], None]
+
+    def draw(self, name: str) -> random.Random:
+        """Return the source of prompts of one measure, whichever others were left out."""
+        return random.Random(f"{self.seed} {name}")
+
+
+def take_turn(launch: Launch, record: Record, turn: Turn) -> None:
+    """Run a driver once through its measures; note numbers and reasons in `record`."""
+    with Driver(launch.command, launch.environ, launch.log) as driver:
+        engine = Engine(
+            lambda name, **arguments: driver.call(name, _LIMIT_S, **arguments),
+            launch.keeps_prefixes,
+        )
+        try:
+            driver.call("open", _START_LIMIT_S, **launch.options)
+            first_tokens(engine, 1)
+            start_s = time.perf_counter() - driver.started_s
+            turn.say(f"first token after {start_s:.1f} s")
+            record.first_tokens = first_tokens(engine, _PROBE_TOKENS)
+            warm_up(engine, turn.lengths, turn.draw("warm-up"))
+        except (CallError, DriverError, ValueError) as error:
+            record.reasons["start"] = str(error)
+            turn.say(f"does not start: {error}")
+            return
+        record.add({"start_cold_s" if launch.is_cold else "start_s": start_s})
+        record.cost_s["start"] = time.perf_counter() - driver.started_s
+        try:
+            _take_all(measures(turn.lengths), engine, record, turn)
+            facts = engine.call("facts")
+            record.settings, record.kv_token_bytes = facts["settings"], facts["kv_token_bytes"]
+            memory = driver.memory()
+            record.add({f"memory_{kind}": float(value) for kind, value in memory.items()})
+            if launch.is_ours:
+                _take_all(own_measures(), engine, record, turn)
+        except (CallError, DriverError) as error:
+            turn.say(f"ends its turn here: {error}")
+
+
+def _take_all(
+    named: Iterator[tuple[str, Measure]], engine: Engine, record: Record, turn: Turn
+) -> None:
+    """Take measures in order; raises `DriverError` when there is nobody left to ask."""
+    for name, measure in named:
+        if name in turn.left_out:
+            continue
+        begun_s = time.perf_counter()
+        try:
+            found = measure(engine, turn.lengths, turn.draw(name))
+        except (CallError, DriverError, ValueError, ZeroDivisionError) as error:
+            record.reasons[name] = str(error)
+            turn.say(f"{name}: {error}")
+            if isinstance(error, DriverError):
+                raise
+        else:
+            record.add(found)
+            record.cost_s[name] = time.perf_counter() - begun_s
+            turn.say(f"{name}: {', '.join(f'{k} {v:,.4g}' for k, v in found.items())}")
