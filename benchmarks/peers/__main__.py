@@ -33,6 +33,8 @@ from kvist.lab.report import environment
 
 _SLOW_S = 15.0
 """A measure that takes longer is not repeated."""
+_TURN_GUESS_S = 45.0
+"""Of a turn that nobody took yet."""
 
 
 def main() -> int:
@@ -98,9 +100,13 @@ class _Bench:
                 record.reasons |= contender.skips
                 left_out = _left_out(record)
                 left_s = budget_s - (time.monotonic() - begun_s)
-                needed_s = sum(s for name, s in record.cost_s.items() if name not in left_out)
+                costs_s = [s for name, s in record.cost_s.items() if name not in left_out]
+                needed_s = sum(costs_s) or _TURN_GUESS_S
                 if needed_s > left_s:
-                    _say(f"{contender.label}: another turn would take {needed_s:.0f} s, no time")
+                    reason = f"no time: a turn takes about {needed_s:.0f} s, {left_s:.0f} s left"
+                    _say(f"{contender.label} [{number + 1}]: {reason}")
+                    if not record.turns:
+                        record.reasons["start"] = reason
                     continue
                 self._take(contender, record, number, left_out)
                 if self._kept is not None:
@@ -130,7 +136,7 @@ class _Bench:
             lambda text: _say(f"{contender.label} [{number + 1}]: {text}"),
         )
         take_turn(launch, record, turn)
-        record.turns += 1
+        record.turns += not record.is_out
 
 
 def _left_out(record: Record) -> set[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -43,6 +44,8 @@ class Environment:
         For pip, pinned.
     unwanted : tuple of str
         Distributions that come along and must go again.
+    building : tuple of (str, str)
+        Environment variables for pip, where something is built.
     shown : tuple of str
         Distributions whose versions the table shows.
     """
@@ -51,11 +54,13 @@ class Environment:
     requirements: tuple[str, ...]
     shown: tuple[str, ...]
     unwanted: tuple[str, ...] = ()
+    building: tuple[tuple[str, str], ...] = ()
 
     @property
     def folder(self) -> Path:
         """Named by its content, so that another pin gets another venv."""
-        text = json.dumps([sys.version_info[:3], self.requirements, self.unwanted])
+        contents = [sys.version_info[:3], self.requirements, self.unwanted, self.building]
+        text = json.dumps(contents)
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         return cache_dir() / "peers" / f"{self.name}-{digest}"
 
@@ -87,6 +92,8 @@ ENVIRONMENTS = {
         "llama.cpp",
         ("llama-cpp-python==0.3.36", "numpy"),
         ("llama-cpp-python",),
+        # The library alone: its tools and what sees and hears are most of what there is to build.
+        building=(("CMAKE_ARGS", "-DLLAVA_BUILD=OFF"), ("SKBUILD_CMAKE_TARGETS", "llama")),
     ),
 }
 """By peer. Kvist itself runs in the interpreter that runs the benchmark."""
@@ -136,7 +143,12 @@ def _install(environment: Environment, torch_index: str | None) -> None:
 def _run(environment: Environment, command: list[str]) -> str:
     try:
         ran = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=_INSTALL_S
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_INSTALL_S,
+            env={**os.environ, **dict(environment.building)},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SetupError(f"setting up {environment.name}: {error}") from error

@@ -30,7 +30,7 @@ class Record:
     turns : int
         How often it was its turn.
     samples : dict of str to list of float
-        By number; one of each turn that took it.
+        By number, in the order in which they came.
     cost_s : dict of str to float
         What each measure took last, ``start`` among them.
     reasons : dict of str to str
@@ -50,7 +50,7 @@ class Record:
 
     @property
     def is_out(self) -> bool:
-        """Whether it never came so far as to be measured."""
+        """Whether its last start failed, so that another would be in vain."""
         return "start" in self.reasons
 
     def add(self, samples: Mapping[str, float]) -> None:
@@ -116,4 +116,7 @@ class Results:
                 "cannot be merged"
             )
         records = {label: Record(**record) for label, record in saved["records"].items()}
+        for record in records.values():
+            # Who could not start may be able to by now.
+            record.reasons.pop("start", None)
         return cls(lengths, saved["runs"], records)

@@ -17,13 +17,13 @@ def to_markdown(results: Results) -> str:
 
 
 def _lines(results: Results) -> Iterator[str]:
-    measured = {label: r for label, r in results.records.items() if not r.is_out}
+    measured = {label: r for label, r in results.records.items() if r.samples}
     quick = results.lengths == QUICK
     yield "# Peers" + (" (quick: shortened, to see that it runs; not for comparison)" * quick)
     yield ""
     yield from _machine(results)
     yield ""
-    yield "Medians over turns, least and most in brackets. tok/s: generated tokens a second."
+    yield "Medians, least and most in brackets. tok/s: generated tokens a second."
     yield ""
     yield "| | " + " | ".join(measured) + " |"
     yield "| --- |" + " ---: |" * len(measured)

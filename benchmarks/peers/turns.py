@@ -27,6 +27,10 @@ from benchmarks.peers.results import Record
 _START_LIMIT_S = 400.0
 _LIMIT_S = 150.0
 _PROBE_TOKENS = 16
+_CHEAP_S = 6.0
+"""What takes less is taken twice in a turn: a second sample for less than a second start."""
+_START_GUESS_S = 40.0
+"""Of an engine that was only started with code to compile so far."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,8 @@ def take_turn(launch: Launch, record: Record, turn: Turn) -> None:
             turn.say(f"does not start: {error}")
             return
         record.add({"start_cold_s" if launch.is_cold else "start_s": start_s})
-        record.cost_s["start"] = time.perf_counter() - driver.started_s
+        took_s = time.perf_counter() - driver.started_s
+        record.cost_s["start"] = _START_GUESS_S if launch.is_cold else took_s
         try:
             _take_all(measures(turn.lengths), engine, record, turn)
             facts = engine.call("facts")
@@ -118,15 +123,18 @@ def _take_all(
     for name, measure in named:
         if name in turn.left_out:
             continue
-        begun_s = time.perf_counter()
         try:
-            found = measure(engine, turn.lengths, turn.draw(name))
+            for again in range(2):
+                begun_s = time.perf_counter()
+                found = measure(engine, turn.lengths, turn.draw(f"{name} {again}"))
+                took_s = time.perf_counter() - begun_s
+                record.add(found)
+                record.cost_s[name] = took_s * (1 + again)
+                turn.say(f"{name}: {', '.join(f'{k} {v:,.4g}' for k, v in found.items())}")
+                if took_s > _CHEAP_S:
+                    break
         except (CallError, DriverError, ValueError, ZeroDivisionError) as error:
             record.reasons[name] = str(error)
             turn.say(f"{name}: {error}")
             if isinstance(error, DriverError):
                 raise
-        else:
-            record.add(found)
-            record.cost_s[name] = time.perf_counter() - begun_s
-            turn.say(f"{name}: {', '.join(f'{k} {v:,.4g}' for k, v in found.items())}")

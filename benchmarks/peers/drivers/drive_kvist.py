@@ -69,6 +69,11 @@ class _Engine:
         first = max(times[0] for times in made.times)
         ends = sorted({at for times in made.times for at in times})
         steps = [at for at in ends if at > first]
+        if len(spent) < 2 * len(steps):
+            raise RuntimeError(
+                f"the model was seen {len(spent) // 2} times in {len(steps)} steps; the runner "
+                "does not call it as a module"
+            )
         inside_s = sum(spent[-2 * len(steps) :])
         return 1 - inside_s / (steps[-1] - first)
 

@@ -6,7 +6,6 @@ A sequence's context stays where it is, so the next prompt computes only what it
 
 from __future__ import annotations
 
-import ctypes
 import time
 from typing import Any
 
@@ -106,9 +105,9 @@ class _Engine:
             for token, _, stream, _ in entries:
                 context.held[stream].append(token)
             self._step(context, entries, start_s, times, ids)
+        # A saved state is K and V, and a few bytes a token that say whose they are.
         held = sum(map(len, context.held))
-        state = llama.llama_state_get_size(context.handle)
-        self._kv_token_bytes = (state - self._state_beside_kv(context)) / held
+        self._kv_token_bytes = llama.llama_state_get_size(context.handle) / held
         return Generated(times, ids, cached)
 
     def _step(
@@ -139,10 +138,6 @@ class _Engine:
             self._context = _Context(self._model, self._options, streams, length)
         assert self._context is not None
         return self._context
-
-    def _state_beside_kv(self, context: _Context) -> int:
-        """What a saved state holds that is no K or V: the last step's logits, most of all."""
-        return context.streams * self._vocab_size * ctypes.sizeof(ctypes.c_float)
 
     def facts(self) -> Facts:
         return Facts(

@@ -90,4 +90,4 @@ def serve(open_engine: Callable[[dict[str, Any]], Mapping[str, Call]]) -> None:
 
 def _in_one_line(error: Exception) -> str:
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:400]
+    return f"{type(error).__name__}: {text}"[:300]
