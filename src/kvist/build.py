@@ -5,10 +5,20 @@ The engine's own assembly, which adds model, runner and scheduler, is `kvist.eng
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from kvist.cache import KVCacheManager
+from kvist.codecs.registry import make_codec
 from kvist.config import CacheConfig
+from kvist.errors import ConfigError
 from kvist.events import EventLog
+from kvist.policies.keeper import Keeper
 from kvist.policies.registry import make_policy
+from kvist.tiers.base import Tier
+from kvist.tierspec import TierSpec, parse_tier
+
+DEFAULT_TIER_POLICY = "lru"
 
 
 def open_cache(config: CacheConfig, events: EventLog | None = None) -> KVCacheManager:
@@ -32,3 +42,66 @@ def open_cache(config: CacheConfig, events: EventLog | None = None) -> KVCacheMa
         events if events is not None else EventLog(),
         enable_prefix_caching=config.enable_prefix_caching,
     )
+
+
+def open_tiers(texts: Sequence[str], tier_key: str | None = None) -> list[Tier]:
+    """Open the tiers below the device, in their order.
+
+    Parameters
+    ----------
+    texts : sequence of str
+        As `kvist.tierspec` says.
+    tier_key : str or None
+        Makes the checksums keyed.
+
+    Raises
+    ------
+    ConfigError
+        If one of them cannot be used, and why; those before it are closed.
+    """
+    opened: list[Tier] = []
+    try:
+        for spec in map(parse_tier, texts):
+            taken = {tier.name for tier in opened}
+            if spec.name in taken:
+                raise ConfigError(f"--tier: two tiers are called {spec.name!r}")
+            numbered = (f"{spec.kind}{n}" for n in range(2, len(texts) + 2))
+            free = next(name for name in (spec.kind, *numbered) if name not in taken)
+            opened.append(_open_tier(spec, spec.name or free, tier_key or ""))
+    except Exception:
+        for tier in opened:
+            tier.close()
+        raise
+    return opened
+
+
+def _open_tier(spec: TierSpec, name: str, tier_key: str) -> Tier:
+    """Build one tier. What a kind needs is imported by who asks for it."""
+    codec = make_codec(spec.codec)
+    policy = spec.policy or DEFAULT_TIER_POLICY
+    make_policy(policy, 1)  # an unknown name is told of before anything is opened
+
+    def keeper(capacity: int) -> Keeper:
+        return Keeper(
+            capacity,
+            lambda room: make_policy(policy, room),
+            min_hits=spec.min_hits,
+            max_idle_s=spec.ttl_s,
+        )
+
+    if spec.kind == "host":
+        from kvist.tiers.host import HostTier
+
+        return HostTier(spec.capacity_bytes, keeper, codec=codec, name=name)
+    if spec.kind == "disk":
+        from kvist.tiers.disk.tier import DiskTier
+
+        return DiskTier(
+            Path(spec.path).expanduser(),
+            spec.capacity_bytes,
+            name=name,
+            codec=codec,
+            policy=lambda capacity: make_policy(policy, capacity),
+            tier_key=tier_key,
+        )
+    raise ConfigError(f"--tier: {spec.kind} tiers are not to be had in this version")

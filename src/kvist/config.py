@@ -8,7 +8,7 @@ model: what depends on one (dtype, context length, pool size) is resolved by `kv
 from __future__ import annotations
 
 import os
-import tomllib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -17,7 +17,8 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from kvist.errors import ConfigError
-from kvist.sizes import parse_size
+from kvist.options import coerce, merge, require
+from kvist.tierspec import parse_tier
 
 PRESETS: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
@@ -116,6 +117,17 @@ class EngineConfig:
         Seconds from a request's arrival to its last token; a request may ask for less.
     preset : {"latency", "throughput"} or None
         See `PRESETS`.
+    tiers : tuple of str
+        Places below the device that copies of blocks go to and come back from, the fastest first;
+        see `kvist.tierspec`.
+    tier_key : str or None
+        Secret that makes checksums keyed, for shared disks and servers.
+    tier_write_policy : str
+        When copies go down: ``through``, ``hits:K`` or ``evict``.
+    tier_load_policy : {"auto", "always", "never"}
+        Whether what a tier has is loaded or computed; ``auto`` goes by measured speeds.
+    event_log : str or None
+        File that is told, as JSON lines, what happens.
     poison_fresh_blocks : bool
         Fill newly handed out blocks with NaN, so that reading a slot nobody wrote shows. For tests.
     """
@@ -144,46 +156,62 @@ class EngineConfig:
     max_num_queued_tokens: int | None = None
     request_timeout: float | None = None
     preset: str | None = None
+    tiers: tuple[str, ...] = ()
+    tier_key: str | None = None
+    tier_write_policy: str = "through"
+    tier_load_policy: str = "auto"
+    event_log: str | None = None
     poison_fresh_blocks: bool = False
 
     def __post_init__(self) -> None:
-        def require(ok: bool, option: str, allowed: str) -> None:
-            _require(self, ok, option, allowed)
+        def check(ok: bool, option: str, allowed: str) -> None:
+            require(self, ok, option, allowed)
 
-        require(
-            self.max_model_len is None or self.max_model_len >= 2, "max_model_len", "at least 2"
-        )
-        require(self.max_num_seqs >= 1, "max_num_seqs", "at least 1")
-        require(
+        check(self.max_model_len is None or self.max_model_len >= 2, "max_model_len", "at least 2")
+        check(self.max_num_seqs >= 1, "max_num_seqs", "at least 1")
+        check(
             self.max_num_batched_tokens >= self.max_num_seqs,
             "max_num_batched_tokens",
             f"at least max_num_seqs={self.max_num_seqs}, so that every running sequence can decode",
         )
-        require(
+        check(
             self.max_num_batched_tokens <= MAX_BATCHED_TOKENS,
             "max_num_batched_tokens",
             f"at most {MAX_BATCHED_TOKENS}; start-up runs a step of that size",
         )
-        require(self.max_logprobs >= 0, "max_logprobs", "at least 0")
-        require(1 <= self.block_size <= 256, "block_size", "from 1 to 256")
-        require(0 <= self.watermark < 1, "watermark", "at least 0, below 1")
+        check(self.max_logprobs >= 0, "max_logprobs", "at least 0")
+        check(1 <= self.block_size <= 256, "block_size", "from 1 to 256")
+        check(0 <= self.watermark < 1, "watermark", "at least 0, below 1")
         for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
-            require(getattr(self, name) is None or getattr(self, name) >= 1, name, "at least 1")
+            check(getattr(self, name) is None or getattr(self, name) >= 1, name, "at least 1")
         timeout = self.request_timeout
-        require(timeout is None or timeout > 0, "request_timeout", "above 0")
-        require(self.preset is None or self.preset in PRESETS, "preset", " or ".join(PRESETS))
+        check(timeout is None or timeout > 0, "request_timeout", "above 0")
+        check(self.preset is None or self.preset in PRESETS, "preset", " or ".join(PRESETS))
         memory = self.kv_cache_memory_bytes
-        require(memory is None or memory > 0, "kv_cache_memory_bytes", "above 0")
-        require(
-            0 < self.gpu_memory_utilization <= 1, "gpu_memory_utilization", "above 0, at most 1"
-        )
-        require(
+        check(memory is None or memory > 0, "kv_cache_memory_bytes", "above 0")
+        check(0 < self.gpu_memory_utilization <= 1, "gpu_memory_utilization", "above 0, at most 1")
+        check(
             self.scheduling_policy in ("fcfs", "priority"), "scheduling_policy", "fcfs or priority"
         )
-        require(
+        check(
             self.kernels in ("auto", "cpp", "torch", "sdpa", "reference"),
             "kernels",
             "auto, cpp, torch, sdpa or reference",
+        )
+        for tier in self.tiers:
+            parse_tier(tier)
+        if self.tiers:
+            check(self.enable_prefix_caching, "enable_prefix_caching", "on with --tier")
+            check(self.kv_allocation is KVAllocation.PAGED, "kv_allocation", "paged with --tier")
+        check(
+            re.fullmatch(r"through|evict|hits:[1-9][0-9]*", self.tier_write_policy) is not None,
+            "tier_write_policy",
+            "through, hits:K (K of 1 or more) or evict",
+        )
+        check(
+            self.tier_load_policy in ("auto", "always", "never"),
+            "tier_load_policy",
+            "auto, always or never",
         )
 
     @classmethod
@@ -241,22 +269,22 @@ class ServerConfig:
     max_body_bytes: int = 16 << 20
 
     def __post_init__(self) -> None:
-        _require(self, 0 <= self.port <= 65_535, "port", "from 0 to 65535")
-        _require(self, self.shutdown_timeout >= 0, "shutdown_timeout", "at least 0")
-        _require(self, self.api_key != "", "api_key", "a key that is not empty, or none")
-        _require(
+        require(self, 0 <= self.port <= 65_535, "port", "from 0 to 65535")
+        require(self, self.shutdown_timeout >= 0, "shutdown_timeout", "at least 0")
+        require(self, self.api_key != "", "api_key", "a key that is not empty, or none")
+        require(
             self,
             self.context_overflow in ("error", "truncate", "drop-oldest-turns"),
             "context_overflow",
             "error, truncate or drop-oldest-turns",
         )
-        _require(
+        require(
             self,
             self.tool_call_parser in ("auto", "hermes", "llama3_json", "mistral"),
             "tool_call_parser",
             "auto, hermes, llama3_json or mistral",
         )
-        _require(self, self.max_body_bytes >= 1 << 10, "max_body_bytes", "at least 1KiB")
+        require(self, self.max_body_bytes >= 1 << 10, "max_body_bytes", "at least 1KiB")
 
     def read_chat_template(self) -> str | None:
         """Return the text of the chat template's file, if one is named.
@@ -299,74 +327,12 @@ def _resolve(
 ) -> _Config:
     known = {field.name: field.type for field in fields(cls)}
     other = EngineConfig if cls is ServerConfig else ServerConfig
-    merged: dict[str, Any] = {}
-    if config_file is not None:
-        merged.update(_read_toml(config_file))
-        # They share the file; what neither knows is refused by both.
-        for field in fields(other):
-            merged.pop(field.name, None)
-    for name in known:
-        value = environ.get("KVIST_" + name.upper())
-        # Kubernetes sets KVIST_PORT=tcp://… beside a service of that name.
-        if value is not None and name not in ("host", "port"):
-            merged[name] = value
-    merged.update({k: v for k, v in options.items() if v is not None})
+    others = {field.name for field in fields(other)}
+    merged = merge(known, others, options, config_file, environ)
     # What a preset sets gives way to everything that somebody asked for.
     merged = {**PRESETS.get(str(merged.get("preset")), {}), **merged}
     for name in merged:
         if name not in known:
             raise ConfigError(f"unknown option {name!r}; known: {', '.join(sorted(known))}")
-    return cls(**{name: _coerce(name, value, known[name]) for name, value in merged.items()})
-
-
-def _require(config: object, ok: bool, option: str, allowed: str) -> None:
-    if not ok:
-        flag = "--" + option.replace("_", "-")
-        raise ConfigError(f"{flag}={getattr(config, option)!r} must be {allowed}")
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            table = tomllib.load(file)
-    except OSError as error:
-        raise ConfigError(f"--config {path}: {error.strerror or error}") from error
-    except ValueError as error:  # no TOML, or no UTF-8
-        raise ConfigError(f"--config {path} is not TOML: {error}") from error
-    return {name.replace("-", "_"): value for name, value in table.items()}
-
-
-def _coerce(name: str, value: Any, annotation: Any) -> Any:
-    """Turn text from the environment, a file or a flag into the type of the option."""
-    kind = str(annotation).split(" | ")[0]
-    try:
-        if (isinstance(value, float) and kind == "int") or isinstance(value, (list, dict)):
-            raise TypeError(value)
-        if name.endswith("_bytes"):
-            return parse_size(value, name)
-        if kind == "bool":
-            return _parse_bool(value)
-        if kind == "int":
-            return int(value)
-        if kind == "float":
-            return float(value)
-        if kind == "KVAllocation":
-            return KVAllocation(value)
-        return str(value)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        if kind == "KVAllocation":
-            raise ConfigError(f"{name}={value!r} must be paged or reserve") from error
-        raise ConfigError(f"{name}={value!r} is not of type {kind}") from error
-
-
-def _parse_bool(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    text = str(value).lower()
-    if text in ("1", "true", "yes", "on"):
-        return True
-    if text in ("0", "false", "no", "off"):
-        return False
-    raise ValueError(value)
+    enums = {"KVAllocation": KVAllocation}
+    return cls(**{name: coerce(name, value, known[name], enums) for name, value in merged.items()})

@@ -39,6 +39,12 @@ ENGINE_HELP: Mapping[str, str] = MappingProxyType(
         "max_num_queued_reqs": "Requests that wait at most; more get 503. Default: no limit.",
         "max_num_queued_tokens": "Their tokens at most; more get 503. Default: no limit.",
         "request_timeout": "Seconds that a request gets at most. Default: no limit.",
+        "tiers": "Place for copies of KV below the device, the fastest first; may be given several"
+        " times: host:4GiB, disk:20GiB:/path:zstd, redis://host:6379/0.",
+        "tier_key": "Secret for checksums on shared disks and servers. Also KVIST_TIER_KEY.",
+        "tier_write_policy": "When copies go down: through, hits:K, evict. Default: through.",
+        "tier_load_policy": "Load or recompute: auto, always, never. Default: auto.",
+        "event_log": "File that is told what happens, as JSON lines.",
         "preset": "latency or throughput: batch and chunk sizes; explicit options win.",
         "max_logprobs": "Log probabilities a position that a request may ask for. Default: 20.",
     }
@@ -85,8 +91,12 @@ def _with_options(
     parameters = [p for p in own.parameters.values() if p.name != argument]
     for name, text in helps.items():
         kind = str(fields[name].type).split(" | ")[0]
-        flag_type = str if name.endswith("_bytes") else _FLAG_TYPES.get(kind, str)
-        option = typer.Option(help=text, show_default=False, rich_help_panel=panel)
+        flag_type: Any = str if name.endswith("_bytes") else _FLAG_TYPES.get(kind, str)
+        spelled: tuple[str, ...] = ()
+        if kind.startswith("tuple[str"):
+            # Given once for each value, so in the singular.
+            flag_type, spelled = list[str], ("--" + name.removesuffix("s"),)
+        option = typer.Option(*spelled, help=text, show_default=False, rich_help_panel=panel)
         annotation: Any = Annotated[flag_type | None, option]
         parameters.append(
             inspect.Parameter(
@@ -95,7 +105,10 @@ def _with_options(
         )
 
     def wrapped(**given: Any) -> None:
-        command(**{argument: {name: given.pop(name) for name in helps}}, **given)
+        # A flag that may come several times and did not is an empty list: not given.
+        options = {name: given.pop(name) for name in helps}
+        options = {name: None if value == [] else value for name, value in options.items()}
+        command(**{argument: options}, **given)
 
     wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
     wrapped.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]

@@ -54,6 +54,9 @@ class Opened:
     max_model_len: int
     bill: StartupBill
 
+    def close(self, timeout_s: float) -> None:
+        pass
+
     def memory(self) -> MemoryUse:
         return MemoryUse(
             weights_bytes=1000,

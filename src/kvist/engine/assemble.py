@@ -14,23 +14,24 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from kvist.build import open_cache
-from kvist.config import CacheConfig, EngineConfig, SchedulerConfig
+from kvist.build import open_tiers
+from kvist.config import EngineConfig
 from kvist.engine.attention import NAME, register
 from kvist.engine.bill import MemoryUse, StartupBill
+from kvist.engine.books import open_books
 from kvist.engine.engine import Engine
 from kvist.engine.grammar_compiler import GrammarCompiler
 from kvist.engine.invariant import ARITHMETIC
 from kvist.engine.memory import available_bytes
 from kvist.engine.notes import preset_remarks, utilization_remark
 from kvist.engine.runner import ModelRunner
-from kvist.engine.scheduler import PROMPT_LOGPROB_TOKENS, Scheduler
+from kvist.engine.scheduler import PROMPT_LOGPROB_TOKENS
+from kvist.engine.tiering import describe_tiers, put_tiers, reserved_bytes
 from kvist.engine.weights.digest import weights_digest
 from kvist.engine.weights.loading import load_model, resolve_dtype
 from kvist.engine.weights.servable import check_servable
 from kvist.engine.weights.source import ModelSource, resolve
 from kvist.errors import ConfigError, ModelError
-from kvist.events import EventLog
 from kvist.formats.base import KVFormat
 from kvist.formats.registry import resolve_format
 from kvist.kernels.dispatch import KernelSet, select
@@ -38,6 +39,7 @@ from kvist.keys import RootFields, RootKey, root_key
 from kvist.process import proportional_bytes
 from kvist.sizes import format_size
 from kvist.spec import BlockLayout, KVSpec, LayerGroup, LayerKind
+from kvist.tiers.base import Tier
 from kvist.tiers.device import DevicePool
 
 logger = logging.getLogger(__name__)
@@ -68,6 +70,7 @@ class OpenEngine:
         """Look at what the process holds now. Reads ``/proc``: a few milliseconds."""
         device = self.pool.tensor.device
         residency = self.pool.residency()
+        loads = self.engine.scheduler.loads
         on_cpu = device.type == "cpu"
         return MemoryUse(
             weights_bytes=self.bill.weights_bytes,
@@ -75,9 +78,16 @@ class OpenEngine:
             process_bytes=self.bill.process_bytes,
             kv_reserved_bytes=residency.reserved_bytes,
             kv_resident_bytes=residency.resident_bytes,
-            tiers_bytes=0,
+            tiers_bytes=loads.tiers.host_bytes if loads is not None else 0,
+            tiers_reserved_bytes=loads.tiers.host_reserved_bytes if loads is not None else 0,
             total_bytes=proportional_bytes() if on_cpu else torch.cuda.memory_reserved(device),
         )
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Let tiers take what is on its way to them, so long, and close them."""
+        loads = self.engine.scheduler.loads
+        if loads is not None:
+            loads.close(timeout_s)
 
 
 def open_engine(config: EngineConfig) -> OpenEngine:
@@ -96,6 +106,16 @@ def open_engine(config: EngineConfig) -> OpenEngine:
     served, load the weights, check the model code, measure workspace, size the pool.
     """
     process_bytes = proportional_bytes()
+    tiers = open_tiers(config.tiers, config.tier_key)
+    try:
+        return _open(config, tiers, process_bytes)
+    except BaseException:
+        for tier in tiers:
+            tier.close()
+        raise
+
+
+def _open(config: EngineConfig, tiers: list[Tier], process_bytes: int) -> OpenEngine:
     source = resolve(config.model)
     spec = KVSpec.from_config(source.config)
     max_model_len = _max_model_len(config, spec)
@@ -128,14 +148,28 @@ def open_engine(config: EngineConfig) -> OpenEngine:
     workspace = runner.measure_workspace(
         config.max_num_batched_tokens, config.max_num_seqs + PROMPT_LOGPROB_TOKENS
     )
-    num_blocks = _num_blocks(config, layout, max_model_len, device, workspace)
+    below = reserved_bytes(config, layout)
+    beside = workspace + (below if device.type == "cpu" else 0)
+    num_blocks = _num_blocks(config, layout, max_model_len, device, beside)
     pool = DevicePool(layout, num_blocks, dtype, device)
     runner.attach(pool)
 
     arithmetic = ARITHMETIC if config.batch_invariant else ""
     root = _root(digest, dtype_name, kv_format, source.config, group, layout, arithmetic)
-    grammars = GrammarCompiler(source.path, runner.vocab_size)
-    engine = _engine(config, num_blocks, max_model_len, root, runner, grammars)
+    compile_grammar = GrammarCompiler(source.path, runner.vocab_size).compile
+    books = open_books(config, num_blocks, max_model_len)
+    loads = put_tiers(
+        tiers,
+        config,
+        books.cache,
+        pool,
+        layout,
+        books.events,
+        root=root,
+        model=source.name,
+        kv_format=kv_format.name,
+    )
+    engine = books.open_engine(config, root, runner, compile_grammar, loads)
     weights_bytes = _weights_bytes(model)
     bill = StartupBill(
         model=source.name,
@@ -147,7 +181,7 @@ def open_engine(config: EngineConfig) -> OpenEngine:
         weights_bytes=weights_bytes,
         workspace_bytes=workspace,
         kv_pool_bytes=pool.nbytes,
-        left_bytes=available_bytes(device) - workspace - _not_yet_resident(pool),
+        left_bytes=available_bytes(device) - beside - _not_yet_resident(pool),
         num_blocks=num_blocks,
         block_size=layout.block_size,
         kv_token_bytes=layout.block_bytes // layout.block_size,
@@ -155,49 +189,15 @@ def open_engine(config: EngineConfig) -> OpenEngine:
         kv_allocation=config.kv_allocation.value,
         prefix_caching=config.enable_prefix_caching,
         kernels=kernels.report,
-        notes=(*source.notes, *preset_remarks(config), *_device_remarks(config, device)),
+        tiers=describe_tiers(tiers, config),
+        notes=(
+            *source.notes,
+            *preset_remarks(config),
+            *_device_remarks(config, device),
+            *(note for tier in tiers for note in getattr(tier, "notes", ())),
+        ),
     )
     return OpenEngine(engine, runner, pool, source, max_model_len, bill)
-
-
-def _engine(
-    config: EngineConfig,
-    num_blocks: int,
-    max_model_len: int,
-    root: RootKey,
-    runner: ModelRunner,
-    grammars: GrammarCompiler,
-) -> Engine:
-    events = EventLog()
-    cache = open_cache(
-        CacheConfig(
-            num_blocks=num_blocks,
-            block_size=config.block_size,
-            eviction_policy=config.eviction_policy,
-            enable_prefix_caching=config.enable_prefix_caching,
-        ),
-        events,
-    )
-    scheduler = Scheduler(
-        SchedulerConfig(
-            max_model_len=max_model_len,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            scheduling_policy=config.scheduling_policy,
-            kv_allocation=config.kv_allocation,
-            max_logprobs=config.max_logprobs,
-            watermark=config.watermark,
-            max_num_queued_reqs=config.max_num_queued_reqs,
-            max_num_queued_tokens=config.max_num_queued_tokens,
-        ),
-        cache,
-        events,
-        root,
-        config.seed,
-    )
-    return Engine(
-        scheduler, runner, events, grammars.compile, request_timeout_s=config.request_timeout
-    )
 
 
 def _max_model_len(config: EngineConfig, spec: KVSpec) -> int:

@@ -28,6 +28,8 @@ class StartupBill:
         Of one token, all layers, K and V.
     max_model_len : int
     kernels : tuple of (operation, backend, why)
+    tiers : tuple of (name, bytes, remark)
+        Places below the device; those in host memory are part of what is left out of `left_bytes`.
     notes : tuple of str
         What a person should know: fallbacks, limits, choices made.
     """
@@ -49,6 +51,7 @@ class StartupBill:
     kv_allocation: str
     prefix_caching: bool
     kernels: tuple[tuple[str, str, str], ...]
+    tiers: tuple[tuple[str, int, str], ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -84,6 +87,7 @@ class StartupBill:
             ),
             ("workspace", format_size(self.workspace_bytes), "largest step, measured"),
             ("process", format_size(self.process_bytes), "interpreter and libraries"),
+            *((f"tier {name}", format_size(size), why) for name, size, why in self.tiers),
             ("left", format_size(self.left_bytes), f"on {self.device}"),
         ]
 
@@ -114,7 +118,9 @@ class MemoryUse:
     kv_reserved_bytes, kv_resident_bytes : int
         The block pool; its pages arrive when blocks are first written.
     tiers_bytes : int
-        Held by tiers below the device.
+        Host memory that tiers below the device, and copies on their way to them, take now.
+    tiers_reserved_bytes : int
+        What of it they may take.
     total_bytes : int
         What the process holds: resident memory on a CPU, pages shared with other processes in
         part; the allocator's memory on a GPU.
@@ -127,6 +133,7 @@ class MemoryUse:
     kv_resident_bytes: int
     tiers_bytes: int
     total_bytes: int
+    tiers_reserved_bytes: int = 0
 
     @property
     def known_bytes(self) -> int:
@@ -151,6 +158,6 @@ class MemoryUse:
             ("kv_pool", self.kv_reserved_bytes, self.kv_resident_bytes),
             ("workspace", self.workspace_bytes, self.workspace_resident_bytes),
             ("process", self.process_bytes, self.process_bytes),
-            ("tiers", self.tiers_bytes, self.tiers_bytes),
+            ("tiers", self.tiers_reserved_bytes, self.tiers_bytes),
             ("unaccounted", 0, self.unaccounted_bytes),
         ]

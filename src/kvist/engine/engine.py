@@ -227,6 +227,13 @@ class Engine:
         if loads is not None:
             loads.tend(timeout_s)
 
+    def settle(self, timeout_s: float) -> None:
+        """Let copies of what was computed get on their way down, at most so long."""
+        loads = self.scheduler.loads
+        until_s = self._clock() + timeout_s
+        while loads is not None and loads.has_unsent and self._clock() < until_s:
+            loads.tend(TIER_WAIT_S)
+
     def _admit_with_grammar(self) -> list[Update]:
         """Let in whose grammar is compiled; tell of those that are wrong."""
         assert self._grammar_queue is not None

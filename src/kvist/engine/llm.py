@@ -33,6 +33,9 @@ from kvist.errors import RequestError
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or ``{"prompt": text}`` / ``{"prompt_token_ids": ids}`` as in vLLM."""
 
+_SETTLE_S = 2.0
+"""That copies of what was computed get to be on their way to the tiers below, at most."""
+
 Message = Mapping[str, Any]
 
 
@@ -66,6 +69,7 @@ class LLM:
     def __init__(self, model: str, **engine_args: Any) -> None:
         config = EngineConfig.resolve({"model": model, **engine_args})
         opened = open_engine(config)
+        self._opened = opened
         self.engine = opened.engine
         self.runner = opened.runner
         self.pool = opened.pool
@@ -165,8 +169,12 @@ class LLM:
         return SamplingParams(**generation_defaults(self.model_path))
 
     def close(self) -> None:
-        """Abort what is still running. The memory goes when the object does."""
+        """Abort what is still running and close the tiers, which get a while to take what is new.
+
+        Nothing can be generated after it. The memory goes when the object does.
+        """
         self._abort(list(self._answers.values()))
+        self._opened.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -251,6 +259,7 @@ class LLM:
                 self._step()
                 if bar is not None and task is not None:
                     bar.update(task, completed=sum(a.output.finished for a in answers))
+        self.engine.settle(_SETTLE_S)
 
     def _abort(self, answers: Sequence[Answer]) -> None:
         for answer in answers:

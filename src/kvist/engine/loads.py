@@ -112,11 +112,6 @@ class PrefixLoads:
         """Sequences that a load is under way for."""
         return len(self._by_request)
 
-    @property
-    def num_lent_blocks(self) -> int:
-        """Blocks that transfers may write and no sequence waits for. O(blocks of loads)."""
-        return self._cache.loading.num_lent_blocks
-
     # ------------------------------------------------------------------ coming
 
     def offer(self, seq: Sequence, match: PrefixMatch) -> Offer | None:
@@ -281,10 +276,22 @@ class PrefixLoads:
 
     def tend(self, timeout_s: float) -> None:
         """Send copies down; where a load or a lookup is waited for, wait for news of it."""
-        if timeout_s and (self._by_request or self._looks or self._held):
+        if timeout_s and (self._held or self._looks or self.has_unsent):
             self.tiers.wait(timeout_s)
-        self.pump()
         self.poll()
+        self.pump()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether copies wait for room on their way down."""
+        return self.tiers.num_unsent > 0
+
+    def close(self, timeout_s: float) -> None:
+        """Let the tiers take what is on its way to them, so long, and close them."""
+        for held in self._by_request.values():
+            self.tiers.cancel(held.load)
+        self.tiers.drain(timeout_s)
+        self.tiers.close()
 
     def check(self) -> None:
         """Raise `IntegrityError` unless loads, runs and tiers agree."""

@@ -50,10 +50,15 @@ class SlotMemory:
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.block_bytes = 16 * block_size
+        self._block_bytes = 16 * block_size
         self._block_size = block_size
         self._words = array("Q", bytes(num_blocks * self.block_bytes))
         self._bytes = memoryview(self._words).cast("B")
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block."""
+        return self._block_bytes
 
     def wipe(self, block_id: int) -> None:
         """Forget what is in a block."""

@@ -62,6 +62,9 @@ from kvist.errors import ConfigError, EngineDeadError, KvistError, RequestError
 GLANCE_MS = 500
 """Between two looks at whether the server is still there, when nothing else happens."""
 
+CLOSE_S = 3.0
+"""That tiers get at the end to take what is on its way; the server waits a little longer."""
+
 _PR_SET_PDEATHSIG = 1
 
 logger = logging.getLogger(__name__)
@@ -142,6 +145,9 @@ class Worker:
             self._link.check_parent()
             if self._engine.has_work:
                 self._tell(self._engine.step())
+            else:
+                self._engine.tend()
+        self._opened.close(CLOSE_S)
         self._link.send(Stopped())
 
     def _take_commands(self) -> None:
@@ -212,6 +218,9 @@ class Opened(Protocol):
 
     def memory(self) -> MemoryUse:
         """Look at what of that is there now. A few milliseconds."""
+
+    def close(self, timeout_s: float) -> None:
+        """Let the tiers below the device take what is on its way to them, and close them."""
 
 
 def run(open_engine: Callable[[EngineConfig], Opened]) -> int:

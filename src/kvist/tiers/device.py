@@ -1,6 +1,7 @@
 """The device tier: one tensor in which every block is one contiguous run of bytes.
 
-Owns the memory that attention reads and writes. Knows neither which block is in use nor by whom.
+Owns the memory that attention reads and writes, and the bytes of its blocks as transfers reach
+them. Knows neither which block is in use nor by whom.
 
 On a CPU the memory is an anonymous mapping aligned to 2 MiB and advised for huge pages, since
 attention reads blocks in random order and 4 KiB pages would make it wait for the TLB. It is not
@@ -17,6 +18,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,6 +78,7 @@ class DevicePool:
         self.num_blocks = num_blocks
         self.nbytes = num_blocks * layout.block_bytes
         self._mapping: mmap.mmap | None = None
+        self._bytes: memoryview | None = None
         try:
             if device.type == "cpu":
                 flat = self._map(self.nbytes)
@@ -96,7 +99,35 @@ class DevicePool:
             self._mapping.madvise(mmap.MADV_HUGEPAGE)
         whole = torch.frombuffer(self._mapping, dtype=torch.uint8)
         start = -whole.data_ptr() % HUGE_PAGE_BYTES
+        self._bytes = memoryview(self._mapping)[start : start + nbytes]
         return whole[start : start + nbytes]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block."""
+        return self.layout.block_bytes
+
+    def read(self, block_id: int, out: memoryview) -> None:
+        """Copy the bytes of a block into host memory. Waits for what a GPU is doing."""
+        if self._bytes is not None:
+            out[:] = self.landing(block_id)
+        else:
+            host = torch.frombuffer(out, dtype=torch.uint8)
+            host.copy_(self.tensor[block_id].view(torch.uint8))
+
+    def landing(self, block_id: int) -> memoryview:
+        """Return where a transfer may write a block: itself on a CPU, else pinned memory."""
+        if self._bytes is not None:
+            start = block_id * self.block_bytes
+            return self._bytes[start : start + self.block_bytes]
+        pinned: Any = torch.empty(self.block_bytes, dtype=torch.uint8, pin_memory=True).numpy()
+        return memoryview(pinned)
+
+    def land(self, block_id: int, landing: memoryview) -> None:
+        """Bring what was written to `landing` into the block, if it is not there."""
+        if self._bytes is None:
+            host = torch.frombuffer(landing, dtype=torch.uint8)
+            self.tensor[block_id].view(torch.uint8).copy_(host)
 
     def poison(self, block_ids: Sequence[int]) -> None:
         """Fill blocks with NaN, so that a read of a slot that nobody wrote cannot go unnoticed."""

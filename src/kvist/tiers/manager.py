@@ -278,6 +278,11 @@ class TierManager:
         self._demotions.pump()
 
     @property
+    def num_unsent(self) -> int:
+        """Copies that are yet to be made."""
+        return self._demotions.num_pending
+
+    @property
     def num_pending(self) -> int:
         """Copies that are yet to be made, or under way."""
         return self._demotions.num_pending + self._demotions.num_staged
@@ -285,9 +290,18 @@ class TierManager:
     # ------------------------------------------------------------------ looks
 
     @property
-    def staging_bytes(self) -> int:
-        """Memory set aside for copies on their way down."""
-        return self._staging.nbytes
+    def host_bytes(self) -> int:
+        """Host memory that tiers and copies on their way down take now."""
+        return self._staging.touched_bytes + sum(
+            link.tier.usage().used_bytes for link in self._links if link.medium == "host"
+        )
+
+    @property
+    def host_reserved_bytes(self) -> int:
+        """Host memory that they may take."""
+        return self._staging.nbytes + sum(
+            link.tier.usage().capacity_bytes for link in self._links if link.medium == "host"
+        )
 
     def states(self) -> tuple[TierState, ...]:
         """Look at every tier."""

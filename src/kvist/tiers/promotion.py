@@ -30,7 +30,9 @@ JOB_BYTES = 16 << 20
 class DeviceBytes(Protocol):
     """Bytes of the device's blocks, as transfers reach them."""
 
-    block_bytes: int
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block."""
 
     def read(self, block_id: int, out: memoryview) -> None:
         """Copy a block into host memory."""

@@ -29,6 +29,12 @@ class Staging:
         self._memory = memoryview(mmap.mmap(-1, max(1, num_slots * block_bytes)))
         self._free = list(range(num_slots - 1, -1, -1))
         self._lent: dict[int, int] = {}
+        self._touched = 0
+
+    @property
+    def touched_bytes(self) -> int:
+        """Bytes that were ever written, and are there: slots are reused, the lowest first."""
+        return self._touched * self.block_bytes
 
     @property
     def num_free(self) -> int:
@@ -45,6 +51,7 @@ class Staging:
         if not self._free:
             return None
         slot = self._free.pop()
+        self._touched = max(self._touched, slot + 1)
         self._lent[slot] = 1
         return slot
 

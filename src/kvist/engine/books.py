@@ -1,0 +1,89 @@
+"""The books of an engine, opened: events, cache, scheduler; the assembly's part without tensors.
+
+Owns how `EngineConfig` becomes the configs below it. Knows no model and no device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvist.build import open_cache
+from kvist.cache import KVCacheManager
+from kvist.config import CacheConfig, EngineConfig, SchedulerConfig
+from kvist.engine.engine import Engine, Runner
+from kvist.engine.event_file import EventFile
+from kvist.engine.grammar import GrammarSpec, Matcher
+from kvist.engine.loads import PrefixLoads
+from kvist.engine.scheduler import Scheduler
+from kvist.events import EventLog
+from kvist.keys import RootKey
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """A cache and what it tells.
+
+    Attributes
+    ----------
+    cache : KVCacheManager
+    events : EventLog
+    max_model_len : int
+    """
+
+    cache: KVCacheManager
+    events: EventLog
+    max_model_len: int
+
+    def open_engine(
+        self,
+        config: EngineConfig,
+        root: RootKey,
+        runner: Runner,
+        compile_grammar: Callable[[GrammarSpec], Matcher] | None,
+        loads: PrefixLoads | None = None,
+    ) -> Engine:
+        """Put a scheduler and an engine over the cache."""
+        scheduler = Scheduler(
+            SchedulerConfig(
+                max_model_len=self.max_model_len,
+                max_num_seqs=config.max_num_seqs,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                scheduling_policy=config.scheduling_policy,
+                kv_allocation=config.kv_allocation,
+                max_logprobs=config.max_logprobs,
+                watermark=config.watermark,
+                max_num_queued_reqs=config.max_num_queued_reqs,
+                max_num_queued_tokens=config.max_num_queued_tokens,
+            ),
+            self.cache,
+            self.events,
+            root,
+            config.seed,
+            loads,
+        )
+        return Engine(
+            scheduler,
+            runner,
+            self.events,
+            compile_grammar,
+            request_timeout_s=config.request_timeout,
+        )
+
+
+def open_books(config: EngineConfig, num_blocks: int, max_model_len: int) -> Books:
+    """Open a cache of `num_blocks` blocks and the log of its events."""
+    events = EventLog()
+    if config.event_log is not None:
+        events.subscribe(EventFile(Path(config.event_log)))
+    cache = open_cache(
+        CacheConfig(
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            eviction_policy=config.eviction_policy,
+            enable_prefix_caching=config.enable_prefix_caching,
+        ),
+        events,
+    )
+    return Books(cache, events, max_model_len)

@@ -1,0 +1,115 @@
+"""What happened, as JSON lines in a file: ``--event-log FILE``.
+
+Owns the form of a line and the size of the file. Knows every event by its fields only, so that a
+new one needs nothing here. Threads: step thread only.
+
+A line is ``{"t": seconds since 1970, "event": name, ...}``. Keys are shortened hex, and token ids
+are left out: what people wrote does not belong in a log. The file is flushed every second, and at
+once when something went wrong; at `MAX_BYTES` it becomes ``FILE.1``, and what was that is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from kvist.errors import ConfigError
+from kvist.events import (
+    DemotionFailed,
+    Event,
+    LoadFailed,
+    StepDone,
+    StepFailed,
+    TierSuspended,
+)
+
+MAX_BYTES = 64 << 20
+FLUSH_S = 1.0
+_URGENT = (LoadFailed, DemotionFailed, TierSuspended, StepFailed)
+_LEFT_OUT = ("token_ids",)
+
+logger = logging.getLogger(__name__)
+
+
+class EventFile:
+    """A listener of `EventLog` that writes a file.
+
+    Parameters
+    ----------
+    path : Path
+        Appended to; made 0600.
+    max_bytes : int
+    clock : callable
+        Seconds since 1970.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be opened. What fails later ends the log and nothing else.
+    """
+
+    def __init__(
+        self, path: Path, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._lines: list[str] = []
+        self._flushed_s = clock()
+        try:
+            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._size = os.fstat(self._fd).st_size
+        except OSError as error:
+            raise ConfigError(f"--event-log={path}: {error.strerror}; name another file") from error
+
+    def __call__(self, event: Event) -> None:
+        """Take note of an event. O(its fields); a write now and then."""
+        if self._fd < 0:
+            return
+        now = self._clock()
+        line: dict[str, Any] = {"t": round(now, 6), "event": type(event).__name__}
+        for field in fields(event):
+            if field.name not in _LEFT_OUT:
+                line[field.name] = _plain(getattr(event, field.name))
+        self._lines.append(json.dumps(line, separators=(",", ":")))
+        if isinstance(event, _URGENT) or (
+            isinstance(event, StepDone) and now - self._flushed_s >= FLUSH_S
+        ):
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is not written yet."""
+        if not self._lines or self._fd < 0:
+            return
+        data = ("\n".join(self._lines) + "\n").encode()
+        self._lines.clear()
+        self._flushed_s = self._clock()
+        try:
+            if self._size and self._size + len(data) > self._max_bytes:
+                self._turn_over()
+            self._size += os.write(self._fd, data)
+        except OSError as error:
+            logger.warning("--event-log %s: %s; no more is written", self._path, error.strerror)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _turn_over(self) -> None:
+        self._path.replace(self._path.with_name(self._path.name + ".1"))
+        os.close(self._fd)
+        self._fd = -1
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._size = 0
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()[:16]
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return value
