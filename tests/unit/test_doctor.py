@@ -1,0 +1,286 @@
+"""The doctor: a planted cause is the first finding, the healthy have none, bad input exits 2.
+
+Samples are written by hand in the wording of each engine; nothing of a real deployment is in them.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from typer.testing import CliRunner
+
+from kvist.cli import app
+from kvist.lab.doctor.exposition import read_exposition
+from kvist.lab.doctor.finding import SYMPTOMS
+from kvist.lab.doctor.logs import RULES, examine_log
+from kvist.lab.doctor.prompts import compare_prompts, read_prompts
+from kvist.lab.doctor.requests import examine_requests, lint_template
+from kvist.lab.doctor.server import Thresholds, examine_server
+
+HEALTHY = {
+    "kv_cache_usage_perc": 0.45,
+    "num_requests_running": 12,
+    "num_requests_waiting": 0,
+    "num_preemptions_total": 1,
+    'request_success_total{finished_reason="stop"}': 900,
+    'request_success_total{finished_reason="length"}': 100,
+    "prefix_cache_queries_total": 2_000_000,
+    "prefix_cache_hits_total": 1_500_000,
+    "e2e_request_latency_seconds_sum": 1_200,
+    "e2e_request_latency_seconds_count": 1_000,
+    "request_prompt_tokens_count": 1_000,
+    'request_prompt_tokens_bucket{le="2000"}': 995,
+    'request_prompt_tokens_bucket{le="+Inf"}': 1_000,
+    'request_generation_tokens_bucket{le="500"}': 1_000,
+    'request_generation_tokens_bucket{le="+Inf"}': 1_000,
+    'cache_config_info{block_size="16",enable_prefix_caching="True",max_model_len="8192"}': 1,
+}
+
+
+def exposition(engine: str, **changes: float) -> str:
+    values = {**HEALTHY, **changes}
+    return "# HELP x y\n" + "".join(f"{engine}:{name} {value}\n" for name, value in values.items())
+
+
+def names(found) -> list[str]:
+    return [finding.symptom.name for finding in found]
+
+
+@pytest.mark.parametrize("engine", ["kvist", "vllm"])
+def test_a_healthy_server_has_no_finding(engine):
+    metrics = read_exposition(exposition(engine))
+    assert metrics.engine == engine
+    assert examine_server(metrics) == []
+    idle = {name: 0.0 for name in HEALTHY if "config" not in name}
+    assert examine_server(read_exposition(exposition(engine, **idle))) == []
+
+
+@pytest.mark.parametrize(
+    ("symptom", "changes"),
+    [
+        ("pool-exhausted", {"kv_cache_usage_perc": 0.99, "num_requests_waiting": 30}),
+        ("queue-without-pressure", {"kv_cache_usage_perc": 0.2, "num_requests_waiting": 30}),
+        ("preemption-storm", {"num_preemptions_total": 700}),
+        ("hit-rate-low", {"prefix_cache_hits_total": 20_000}),
+        (
+            "cache-too-small",
+            {
+                "prefix_cache_hits_total": 20_000,
+                "kv_blocks_stored_total": 90_000,
+                "kv_blocks_evicted_total": 85_000,
+            },
+        ),
+        (
+            "max-model-len-too-long",
+            {'cache_config_info{max_model_len="131072",enable_prefix_caching="True"}': 1},
+        ),
+        (
+            "reservation-waste",
+            {'kv_slots{state="allocated"}': 100_000, 'kv_slots{state="filled"}': 20_000},
+        ),
+        ("answers-cut", {'request_success_total{finished_reason="length"}': 5_000}),
+        ("latency-high", {"e2e_request_latency_seconds_sum": 7_000}),
+    ],
+)
+def test_a_planted_cause_is_the_first_finding(symptom, changes):
+    text = exposition("vllm", **changes)
+    if symptom == "max-model-len-too-long":
+        text = "\n".join(line for line in text.splitlines() if 'max_model_len="8192"' not in line)
+    found = examine_server(read_exposition(text))
+    assert names(found)[:1] == [symptom]
+    assert found[0].evidence
+    assert found[0].remedy
+
+
+def test_prefix_caching_that_is_off_is_said_and_its_hit_rate_is_not():
+    text = exposition("vllm", prefix_cache_hits_total=0).replace(
+        'enable_prefix_caching="True"', 'enable_prefix_caching="False"'
+    )
+    assert names(examine_server(read_exposition(text))) == ["prefix-caching-off"]
+
+
+def test_a_pool_that_is_full_of_cached_blocks_is_healthy():
+    text = exposition("kvist") + 'kvist:kv_blocks{state="cached"} 9000\n'
+    assert examine_server(read_exposition(text)) == []
+
+
+def test_remedies_name_the_flags_of_the_engine():
+    def remedy(text: str) -> str:
+        return examine_server(read_exposition(text))[0].remedy
+
+    changes = {"kv_cache_usage_perc": 0.99, "num_requests_waiting": 30}
+    assert "--kv-cache-memory-bytes" in remedy(exposition("kvist", **changes))
+    assert "--gpu-memory-utilization" in remedy(exposition("vllm", **changes))
+    llama = (
+        "llamacpp:kv_cache_usage_ratio 0.98\nllamacpp:requests_processing 4\n"
+        "llamacpp:requests_deferred 9\n"
+    )
+    assert "-np" in remedy(llama)
+
+
+def test_thresholds_can_be_set():
+    metrics = read_exposition(exposition("vllm"))
+    strict = Thresholds(latency_s=(0.5, 1.0))
+    assert names(examine_server(metrics, strict)) == ["latency-high"]
+
+
+LOGS = {
+    "oom-at-start": "ValueError: No available memory for the cache blocks. Try increasing it.",
+    "context-truncated": 'level=WARN msg="truncating input prompt" limit=4096 prompt=9211 keep=5',
+    "reservation-waste": "Maximum concurrency for 131,072 tokens per request: 1.21x",
+    "kv-quantization-risk": "Using fp8 data type to store kv cache. It may drop accuracy without a"
+    " proper scaling factor",
+    "prefix-caching-off": "engine args: enable_prefix_caching=False, seed=0",
+    "pool-exhausted": "slot update_slots: failed to find free space in the KV cache, retrying",
+}
+READY = "INFO: Application startup complete."
+
+
+@pytest.mark.parametrize("symptom", sorted(LOGS))
+def test_a_line_of_a_log_is_understood(symptom):
+    lines = ["INFO loading weights", LOGS[symptom], READY, "INFO 200 OK"]
+    found = examine_log(lines)
+    assert names(found) == [symptom]
+    assert "{" not in found[0].evidence + found[0].remedy
+
+
+def test_running_out_of_memory_before_and_after_being_ready_are_two_things():
+    crash = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    assert names(examine_log(["loading", crash])) == ["oom-at-start"]
+    found = examine_log(["loading", READY, crash])
+    assert names(found) == ["oom-at-first-request"]
+    assert "--gpu-memory-utilization" in found[0].remedy
+
+
+def test_one_preemption_is_no_storm():
+    line = "Sequence group 7 is preempted by RECOMPUTE mode because of KV cache space"
+    assert examine_log([READY, line]) == []
+    assert names(examine_log([READY, *[line] * 3])) == ["preemption-storm"]
+
+
+def test_a_quiet_log_has_no_finding():
+    assert (
+        examine_log([READY, "INFO: 127.0.0.1 GET /health 200", "GPU KV cache size: 90,000"]) == []
+    )
+
+
+def test_every_rule_names_a_symptom_of_the_table():
+    assert {rule.symptom for rule in RULES} <= set(SYMPTOMS)
+
+
+RULES_TEXT = " ".join(
+    f"Rule {n}: answer number {n} with care and cite the source." for n in range(40)
+)
+
+
+def chats(make_system, n=40):
+    rng = random.Random(0)
+    return [
+        f"system\n{make_system(i)}\nuser\nquestion {rng.random()} about {rng.random()}"
+        for i in range(n)
+    ]
+
+
+def test_a_timestamp_near_the_start_is_found_with_its_place():
+    prompts = chats(lambda i: f"You are a helpful bot. Time: 12:{i:02d}:30. {RULES_TEXT}")
+    found = examine_requests(compare_prompts(prompts))
+    assert names(found)[0] == "prefix-differs-early"
+    assert "a timestamp at about token" in found[0].evidence
+    sharing = compare_prompts(prompts)
+    # Before it: system You are a helpful bot . Time :
+    assert sharing.differences[0].position == 9
+    assert sharing.movable_words > 0.5 * sharing.num_words
+
+
+def test_a_user_id_and_a_date_are_told_apart():
+    ids = chats(lambda i: f"Session a{i:03d}f99c. {RULES_TEXT}")
+    assert compare_prompts(ids).differences[0].kind == "an id"
+    dates = chats(lambda i: f"Today is 2026-11-{i % 28 + 1:02d}. {RULES_TEXT}", 28)
+    assert compare_prompts(dates).differences[0].kind == "a date"
+
+
+def test_prompts_that_share_a_long_beginning_are_healthy():
+    assert examine_requests(compare_prompts(chats(lambda _: RULES_TEXT))) == []
+
+
+def test_prompts_that_share_nothing_or_too_little():
+    rng = random.Random(1)
+    strangers = [" ".join(f"w{rng.randrange(10**9)}" for _ in range(60)) for _ in range(30)]
+    assert names(examine_requests(compare_prompts(strangers))) == ["prompts-share-nothing"]
+    short = [f"You are helpful. {text}" for text in strangers]
+    assert names(examine_requests(compare_prompts(short))) == ["block-larger-than-prefix"]
+    assert examine_requests(compare_prompts(strangers[:1])) == []
+    assert examine_requests(compare_prompts([])) == []
+
+
+def test_request_logs_are_read_in_the_shapes_that_there_are():
+    chat = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}
+    lines = [
+        json.dumps(chat),
+        json.dumps({"custom_id": "1", "body": chat}),
+        json.dumps({"prompt": "hello"}),
+        json.dumps({"other": 1}),
+        "",
+        '{"prompt": "cut o',
+    ]
+    prompts, bad = read_prompts(lines)
+    assert prompts == ["user\nhi", "user\nhi", "hello"]
+    assert bad == 2
+
+
+def test_a_template_is_linted_where_it_changes_before_it_repeats():
+    text = "Today: {{ now() }}\n" + "You are a bot.\n" * 30 + "{{ question }}\nAt {timestamp}"
+    (issue,) = lint_template(text)
+    assert issue.line == 1
+    assert "now" in issue.text
+    assert lint_template("You are a bot.\n" * 30 + "{{ now() }}") == []
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(app, ["doctor", *arguments])
+
+
+def test_exit_codes_and_json(tmp_path):
+    fine, sick = tmp_path / "fine.txt", tmp_path / "sick.txt"
+    fine.write_text(exposition("vllm"))
+    sick.write_text(exposition("vllm", num_preemptions_total=900))
+    assert run(str(fine)).exit_code == 0
+    assert run(str(sick)).exit_code == 1
+    body = json.loads(run(str(sick), "--json").stdout)
+    assert body["schema"] == "kvist.doctor.v1"
+    assert body["findings"][0]["symptom"] == "preemption-storm"
+    log = tmp_path / "server.log"
+    log.write_text("\n".join([LOGS["oom-at-start"], "Traceback"]))
+    assert run(str(log)).exit_code == 1
+    requests = tmp_path / "requests.jsonl"
+    requests.write_text("\n".join(json.dumps({"prompt": p}) for p in chats(lambda _: RULES_TEXT)))
+    assert run(str(requests)).exit_code == 0
+    assert set(SYMPTOMS) <= set(run("--list").stdout.replace("(", " ").replace(")", " ").split())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"   \n",
+        b"\x00\x01\x02" * 100,
+        b"up 1\nprocess_cpu_seconds_total 3\n",
+        b'{"a": 1}\n' * 9,
+    ],
+)
+def test_targets_that_are_none_are_misuse(tmp_path, content):
+    file = tmp_path / "target"
+    file.write_bytes(content)
+    assert run(str(file)).exit_code == 2
+    assert len(run(str(file)).stderr.strip().splitlines()) <= 3
+
+
+def test_other_misuse(tmp_path):
+    assert run().exit_code == 2
+    assert run(str(tmp_path)).exit_code == 2
+    assert run(str(tmp_path / "nothing")).exit_code == 2
+    assert run("http://127.0.0.1:9").exit_code == 2
+    assert run("prompts").exit_code == 2
+    assert run("a", "b").exit_code == 2
