@@ -63,9 +63,9 @@ class Tally:
     sent : int
         By an open loop.
     ends : Counter
-        ``finished`` (all of the answer came), ``refused`` (503), ``cut off`` (the stream ended
-        without its answer), ``lost`` (no answer, or the client did not get through), and other
-        statuses by number.
+        ``finished`` (all of the answer came), ``refused`` (503), ``cut off`` (504, or the stream
+        ended without its answer), ``lost`` (no answer, or the client did not get through),
+        and other statuses by number.
     finished : list of (float, float)
         End, and how long it took from when it was to be sent, in seconds.
     refused_s : list of float
@@ -220,7 +220,7 @@ class Client:
             tally.refused_s.append(now - due_s)
             tally.without_retry_after += b"\r\nretry-after:" not in answer[:2048].lower()
         else:
-            tally.ends[status] += 1
+            tally.ends["cut off" if status == "504" else status] += 1
 
     async def _connection(self) -> _Connection:
         while self._idle:

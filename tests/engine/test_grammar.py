@@ -145,6 +145,7 @@ def test_grammar_and_none_side_by_side(watched):
         (GrammarSpec("choice", "[1]"), "texts"),
         (GrammarSpec("grammar", "start: nothing"), "nothing"),
         (GrammarSpec("poem"), "none of"),
+        (GrammarSpec("regex", "(abc|def){0,5}" * 3_000), "42000 bytes, it may have 32768"),
     ],
     ids=str,
 )
@@ -157,15 +158,27 @@ def test_a_wrong_grammar_is_refused_by_name(watched, spec, says):
 
 def test_what_shows_only_in_the_engine_ends_the_request_and_no_other(watched):
     ends = {}
-    for name, spec in (("bad", GrammarSpec("regex", "a(")), ("good", GrammarSpec("regex", "a"))):
+    specs = {
+        "bad": GrammarSpec("regex", "a(", "guided_regex"),
+        # Only its first letters show that it has more states than anyone may have.
+        "huge": GrammarSpec("regex", "(a{1000}){1000}", "guided_regex"),
+        "good": GrammarSpec("regex", "a"),
+    }
+    for name, spec in specs.items():
         watched.engine.add_request(
             EngineRequest(request_id=name, prompt_token_ids=(1,), grammar=spec)
         )
     while watched.engine.has_work:
         for update in watched.engine.step():
             if update.is_last:
-                ends[update.request_id] = update.finish_reason
-    assert ends == {"bad": "error", "good": "stop"}
+                ends[update.request_id] = (update.finish_reason, update.fault)
+                if update.error is not None:
+                    assert update.error.startswith("guided_regex: this regex cannot be followed")
+    assert ends == {
+        "bad": ("error", "request"),
+        "huge": ("error", "request"),
+        "good": ("stop", None),
+    }
 
 
 def test_an_abort_before_the_grammar_is_there(watched):

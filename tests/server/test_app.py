@@ -262,6 +262,12 @@ def test_another_route_and_another_method_have_the_same_shape(wire):
         (EngineDeadError("it was ended by SIGKILL"), 503, None, "engine_dead"),
         (Update("", (), "error", error="not finite", is_last=True), 500, None, None),
         (Update("", (), "abort", is_last=True), 503, None, "aborted"),
+        (
+            Update("", (), "abort", error="2 s are over", is_last=True, fault="deadline"),
+            504,
+            None,
+            "deadline_exceeded",
+        ),
     ],
 )
 def test_what_fails_before_the_first_token_has_a_status(wire, item, status, param, code, stream):
@@ -270,6 +276,7 @@ def test_what_fails_before_the_first_token_has_a_status(wire, item, status, para
     error = wire.error_of(answer)
     assert (error["param"], error["code"]) == (param, code)
     assert ("retry-after" in answer.headers) == (status == 503)
+    assert answer.headers.get("x-should-retry") == ("false" if status == 504 else None)
 
 
 @pytest.mark.parametrize(
@@ -281,6 +288,30 @@ def test_a_stream_that_breaks_ends_with_the_error(wire, item):
     )
     assert [event["choices"][0]["delta"].get("content") for event in events[:-1]] == ["", "a"]
     assert "it died" in events[-1]["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("before", ["", "a"])
+def test_a_grammar_that_proves_too_large_is_the_requests_fault(wire, stream, before):
+    first = [wire.news(before)] if before else []
+    end = Update("", (), "error", error="guided_regex: too large", is_last=True, fault="request")
+    body = {**HELLO, "guided_regex": "a+", "stream": stream}
+    answer, _ = wire.talk(wire.ScriptedClient(*first, end), body)
+    if stream and before:
+        error = wire.events_of(answer)[-1]["error"]
+    else:
+        assert answer.status_code == 400
+        error = wire.error_of(answer)
+    assert (error["type"], error["param"]) == ("invalid_request_error", "guided_regex")
+    assert error["message"] == "guided_regex: too large"
+
+
+def test_a_deadline_in_the_middle_of_a_stream_is_said_in_it(wire):
+    end = Update("", (), "abort", error="2 s are over", is_last=True, fault="deadline")
+    answer, _ = wire.talk(wire.ScriptedClient(wire.news("a"), end), {**HELLO, "stream": True})
+    error = wire.events_of(answer)[-1]["error"]
+    assert error["code"] == "deadline_exceeded"
+    assert "2 s are over" in error["message"]
 
 
 def test_an_answer_that_breaks_is_an_error_not_half_an_answer(wire):

@@ -118,7 +118,7 @@ def test_the_news_say_which_deadline():
     rig.now_s = 3.0
     (update,) = rig.engine.step()
     assert (update.finish_reason, update.is_last) == ("abort", True)
-    assert update.error == "deadline: 2.5 s are over"
+    assert (update.error, update.fault) == ("deadline: 2.5 s are over", "deadline")
     assert not rig.engine.has_work
 
 

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 from typing import Protocol
 
@@ -195,7 +196,7 @@ class Engine:
             self.events.emit(RequestExpired(request_id))
             update = self._end(request_id, error=why)
             if update is not None:
-                ended.append(update)
+                ended.append(replace(update, fault="deadline"))
         return ended
 
     def _step(self) -> list[Update]:
@@ -247,8 +248,11 @@ class Engine:
                 continue
             if not isinstance(found, RequestError):
                 logger.error("the grammar of request %s failed", request_id, exc_info=found)
+            fault = "request" if isinstance(found, RequestError) else None
             refused.append(
-                Update(request_id, finish_reason="error", error=str(found), is_last=True)
+                Update(
+                    request_id, finish_reason="error", error=str(found), is_last=True, fault=fault
+                )
             )
         return refused
 

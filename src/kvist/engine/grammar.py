@@ -8,7 +8,7 @@ a preempted sequence keeps it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -22,10 +22,13 @@ class GrammarSpec:
     text : str
         The schema as JSON; the expression; the choices as a JSON list of texts; or a grammar in
         Lark (llguidance's dialect) or GBNF. Empty for ``"json_object"``.
+    param : str
+        The field of the request that says so, for errors.
     """
 
     kind: str
     text: str = ""
+    param: str = field(default="response_format", compare=False)
 
 
 class Matcher(Protocol):
@@ -40,6 +43,10 @@ class Matcher(Protocol):
 
     def advance(self, token_id: int) -> bool:
         """Take a token; false if the grammar does not allow it."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why nothing can follow any more, where that is the grammar's doing: it is too large."""
 
     def fork(self) -> Matcher:
         """Return a matcher that stands at the same place and goes its own way."""

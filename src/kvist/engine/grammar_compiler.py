@@ -10,23 +10,36 @@ refuses at once; what shows only with one ends the request with an error.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from kvist.engine.grammar import GrammarSpec, Matcher
 from kvist.errors import RequestError
 
 KINDS = ("json_object", "json_schema", "regex", "choice", "grammar")
-_PARAM = "response_format"
+
+MOST_BYTES: Mapping[str, int] = MappingProxyType(
+    {"json_schema": 1 << 18, "choice": 1 << 18, "regex": 1 << 15, "grammar": 1 << 15}
+)
+"""Of one grammar. The automaton of an expression grows with the square of it, and more."""
+
+_LEXER_FUEL = 20_000
+"""Of a step: a tenth of llguidance's own limit, and of the seconds that it may hold a step up."""
+
+_TOO_LARGE = "too many"
+"""What llguidance says when a grammar exceeds its limits."""
 
 
 class _Matcher:
     """llguidance's matcher, with the end of text told from what may follow."""
 
-    __slots__ = ("_inner",)
+    __slots__ = ("_inner", "_spec")
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, spec: GrammarSpec) -> None:
         self._inner = inner
+        self._spec = spec
 
     @property
     def is_done(self) -> bool:
@@ -38,8 +51,16 @@ class _Matcher:
     def advance(self, token_id: int) -> bool:
         return bool(self._inner.consume_token(token_id))
 
+    @property
+    def failure(self) -> str | None:
+        if not self._inner.is_error():
+            return None
+        # A token that is not allowed is an error too, but not the grammar's.
+        why = str(self._inner.get_error())
+        return str(_refusal(self._spec, why)) if _TOO_LARGE in why else None
+
     def fork(self) -> Matcher:
-        return _Matcher(self._inner.deep_copy())
+        return _Matcher(self._inner.deep_copy(), self._spec)
 
 
 class GrammarCompiler:
@@ -72,13 +93,15 @@ class GrammarCompiler:
         """
         text = _grammar_text(spec)
         if self._vocabulary is None:
-            self._vocabulary = self._read_vocabulary()
-        inner = _llguidance().LLMatcher(self._vocabulary, text, log_level=0)
+            self._vocabulary = self._read_vocabulary(spec)
+        llguidance = _llguidance()
+        limits = llguidance.LLParserLimits(step_lexer_fuel=_LEXER_FUEL)
+        inner = llguidance.LLMatcher(self._vocabulary, text, log_level=0, limits=limits)
         if inner.is_error():
             raise _refusal(spec, inner.get_error())
-        return _Matcher(inner)
+        return _Matcher(inner, spec)
 
-    def _read_vocabulary(self) -> Any:
+    def _read_vocabulary(self, spec: GrammarSpec) -> Any:
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
         llguidance = _llguidance()
@@ -91,9 +114,9 @@ class GrammarCompiler:
         )
         if not isinstance(inner, PreTrainedTokenizerFast):
             raise RequestError(
-                f"{_PARAM}: llguidance {llguidance.get_version()} reads no {type(inner).__name__};"
-                " a model with a tokenizer.json can be constrained",
-                _PARAM,
+                f"{spec.param}: llguidance {llguidance.get_version()} reads no"
+                f" {type(inner).__name__}; a model with a tokenizer.json can be constrained",
+                spec.param,
             )
         ends = list(eos_ids(self._path, inner.eos_token_id))
         # Either may be the larger: models are padded, tokenizers have tokens the model lacks.
@@ -102,7 +125,7 @@ class GrammarCompiler:
 
 
 def check_grammar(spec: GrammarSpec) -> None:
-    """Raise `RequestError`, naming ``response_format``, if `spec` is no grammar.
+    """Raise `RequestError`, naming the field that `spec` came in, if it is no grammar.
 
     Needs no vocabulary. Milliseconds, up to a second for a schema of many pages; any thread.
     """
@@ -116,14 +139,21 @@ def _llguidance() -> Any:
         import llguidance
     except ImportError as error:
         raise RequestError(
-            f"{_PARAM} needs llguidance, which is not installed; pip install 'kvist[engine]'",
-            _PARAM,
+            "structured output needs llguidance, which is not installed; pip install"
+            " 'kvist[engine]'",
+            "response_format",
         ) from error
     return llguidance
 
 
 def _grammar_text(spec: GrammarSpec) -> str:
     """Return what llguidance compiles."""
+    size, most = len(spec.text.encode()), MOST_BYTES.get(spec.kind)
+    if most is not None and size > most:
+        raise RequestError(
+            f"{spec.param}: this {spec.kind} has {size} bytes, it may have {most}; ask for less",
+            spec.param,
+        )
     llguidance = _llguidance()
     matcher = llguidance.LLMatcher
     try:
@@ -142,7 +172,7 @@ def _grammar_text(spec: GrammarSpec) -> str:
                 return str(llguidance.grammar_from("grammar", spec.text))
     except (ValueError, TypeError) as error:
         raise _refusal(spec, str(error)) from error
-    raise RequestError(f"{_PARAM}: {spec.kind!r} is none of {', '.join(KINDS)}", _PARAM)
+    raise RequestError(f"{spec.param}: {spec.kind!r} is none of {', '.join(KINDS)}", spec.param)
 
 
 def _choice(text: str) -> str:
@@ -156,4 +186,6 @@ def _choice(text: str) -> str:
 
 def _refusal(spec: GrammarSpec, why: str) -> RequestError:
     reason = why.strip().splitlines()[0] if why.strip() else "unknown reason"
-    return RequestError(f"{_PARAM}: this {spec.kind} cannot be followed: {reason[:300]}", _PARAM)
+    return RequestError(
+        f"{spec.param}: this {spec.kind} cannot be followed: {reason[:300]}", spec.param
+    )

@@ -21,7 +21,7 @@ from kvist.engine.sequence import EngineRequest
 from kvist.engine.step import Update
 from kvist.engine.telemetry import TelemetryCounts
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised with every change to what follows. Both ends must have the same."""
 
 HIGH_WATER = 1024

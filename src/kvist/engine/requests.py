@@ -157,6 +157,9 @@ class RequestTable:
         token_id = result.tokens[seq.request_id]
         seq.append(token_id)
         if seq.matcher is not None and not seq.matcher.advance(token_id):
+            why = seq.matcher.failure
+            if why is not None:
+                return self.fail(seq, why, "request")
             return self.fail(seq, f"token {token_id} does not follow the grammar")
         found = result.logprobs.get(seq.request_id)
         logprobs = None if found is None else (found,)
@@ -193,6 +196,7 @@ class RequestTable:
         *,
         stop_reason: int | None = None,
         error: str | None = None,
+        fault: str | None = None,
         logprobs: tuple[TokenLogprobs, ...] | None = None,
         prompt_logprobs: tuple[TokenLogprobs, ...] | None = None,
     ) -> Update:
@@ -226,6 +230,7 @@ class RequestTable:
             not others,
             logprobs,
             prompt_logprobs,
+            fault,
         )
 
     def abort(
@@ -248,9 +253,9 @@ class RequestTable:
                 update = self.finish(seq, "abort", error=error)
         return update if index is not None or (update is not None and update.is_last) else None
 
-    def fail(self, seq: Sequence, error: str) -> list[Update]:
+    def fail(self, seq: Sequence, error: str, fault: str | None = None) -> list[Update]:
         """End a sequence with an error, and with it the whole request."""
-        updates = [self.finish(seq, "error", error=error)]
+        updates = [self.finish(seq, "error", error=error, fault=fault)]
         if (rest := self.abort(seq.owner_id)) is not None:
             updates.append(rest)
         return updates

@@ -177,6 +177,8 @@ class Update:
         Why, when the reason is ``"error"``, or ``"abort"`` and nobody asked for it.
     index : int
         Which continuation; below ``params.num_samples``.
+    fault : {"deadline", "request"} or None
+        Whose doing the error is: its time was over; what was asked cannot be done. ``None``: ours.
     is_last : bool
         Nothing more comes for this request: every request gets exactly one such update. (An abort
         of the whole request, or an error of one continuation, may end others without a word.)
@@ -184,6 +186,9 @@ class Update:
         Of the new tokens, where they were asked for.
     prompt_logprobs : tuple of TokenLogprobs or None
         Of prompt tokens 1, 2, … with the first news, where they were asked for.
+    fault : {"deadline", "request"} or None
+        What the error comes of: time that is over, or something that was asked and cannot be done.
+        ``None``: of neither.
     """
 
     request_id: str
@@ -196,3 +201,4 @@ class Update:
     is_last: bool = False
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    fault: str | None = None

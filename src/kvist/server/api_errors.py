@@ -60,6 +60,9 @@ class ApiError(Exception):
         headers = dict(others or {})
         if self.status == HTTPStatus.SERVICE_UNAVAILABLE:
             headers["Retry-After"] = str(self.retry_after_s)
+        if self.status == HTTPStatus.GATEWAY_TIMEOUT:
+            # OpenAI's clients ask again after every 5xx; this is their word for no.
+            headers["x-should-retry"] = "false"
         if self.status == HTTPStatus.UNAUTHORIZED:
             headers["WWW-Authenticate"] = "Bearer"
         return Response(
@@ -70,6 +73,11 @@ class ApiError(Exception):
 def unavailable(message: str, code: str) -> ApiError:
     """Return 503: not now."""
     return ApiError(503, message, "server_error", code=code)
+
+
+def too_late(message: str) -> ApiError:
+    """Return 504: the time that the request had is over."""
+    return ApiError(504, message, "server_error", code="deadline_exceeded")
 
 
 def as_api_error(error: Exception) -> ApiError:

@@ -169,7 +169,7 @@ def _add_routes_of_the_model(app: FastAPI, service: Service, model_root: str) ->
         service.check_model(name)
         return entry
 
-    refused = _errors(400, 413, 503)
+    refused = _errors(400, 413, 503, 504)
 
     @app.post("/v1/chat/completions", response_model=None, responses={**refused, **_errors(404)})
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:

@@ -18,8 +18,10 @@ from kvist.engine.answer import Answer
 from kvist.engine.messages import Stats
 from kvist.engine.outputs import CompletionOutput, Logprobs, RequestOutput
 from kvist.engine.sequence import EngineRequest
+from kvist.engine.step import Update
 from kvist.engine.tokenizer import Tokenizer
-from kvist.server.api_errors import ApiError, unavailable
+from kvist.errors import RequestError
+from kvist.server.api_errors import ApiError, too_late, unavailable
 from kvist.server.schema import PromptTokensDetails, Usage
 from kvist.server.stream import RequestStream
 
@@ -107,15 +109,23 @@ class InflightRequest:
         """
         update = await anext(self._stream)
         if update.finish_reason == "error":
-            raise ApiError(500, f"the request failed: {update.error}", "server_error")
+            raise self._failure(update)
         ended = self.output.outputs[update.index].finish_reason
         if update.finish_reason == "abort" and ended is None:
             if is_gone.is_set():
                 raise ClientGoneError
-            raise unavailable(update.error or "the server is shutting down; ask again", "aborted")
+            if update.fault == "deadline":
+                raise too_late(f"the request was not done in time; {update.error}")
+            raise unavailable("the server is shutting down; ask again", "aborted")
         if self._answer.take(update):
             self._stream.abort(update.index)
         return update.index
+
+    def _failure(self, update: Update) -> Exception:
+        if update.fault != "request":
+            return ApiError(500, f"the request failed: {update.error}", "server_error")
+        grammar = self.request.grammar
+        return RequestError(str(update.error), grammar.param if grammar is not None else None)
 
     def close(self) -> None:
         """Abort what has not ended."""

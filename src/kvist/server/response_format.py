@@ -67,7 +67,7 @@ def forced_call(body: ChatCompletionRequest) -> GrammarSpec | None:
             schema = tool.function.parameters or {"type": "object"}
         case _:
             return None
-    return GrammarSpec("json_schema", json.dumps(schema))
+    return GrammarSpec("json_schema", json.dumps(schema), "tools")
 
 
 def _response_format(asked: dict[str, Any] | None) -> GrammarSpec | None:
@@ -95,15 +95,15 @@ def _response_format(asked: dict[str, Any] | None) -> GrammarSpec | None:
 def _spec(name: str, value: object, param: str) -> GrammarSpec:
     match name, value:
         case "json_object", True:
-            return GrammarSpec("json_object")
+            return GrammarSpec("json_object", param=param)
         case "json", dict() | bool():
-            return GrammarSpec("json_schema", json.dumps(value))
+            return GrammarSpec("json_schema", json.dumps(value), param)
         case "json", str():
-            return GrammarSpec("json_schema", json.dumps(_parsed(value, param)))
+            return GrammarSpec("json_schema", json.dumps(_parsed(value, param)), param)
         case "choice", list():
-            return GrammarSpec("choice", json.dumps(value))
+            return GrammarSpec("choice", json.dumps(value), param)
         case (("regex" | "grammar"), str()):
-            return GrammarSpec(name, value)
+            return GrammarSpec(name, value, param)
     raise RequestError(f"{param}: a {type(value).__name__} is no {name}", param)
 
 
