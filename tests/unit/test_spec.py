@@ -296,6 +296,8 @@ def test_a_missing_field_is_named(missing):
     ("fields", "said"),
     [
         ({"num_hidden_layers": "32"}, "num_hidden_layers should be a whole number, got '32'"),
+        # Not to be refused when they have all been listed.
+        ({"num_hidden_layers": 10**9}, "1000000000 layers are more than any model has"),
         ({"num_attention_heads": 4.5}, "num_attention_heads should be a whole number"),
         ({"layer_types": ["full_attention"] * 31}, "31 entries for num_hidden_layers=32"),
         ({"layer_types": ["telepathy"] * 32}, "layer 0 is of type 'telepathy'"),

@@ -37,6 +37,9 @@ _KINDS: Mapping[str, tuple[LayerKind, ...]] = MappingProxyType(
 )
 """What the layer types of configurations store of the text; the last three store nothing of it."""
 
+MAX_LAYERS = 10_000
+"""Each is looked at by itself, and a number in a file is quickly written."""
+
 _NEMOTRON_LETTERS: Mapping[str, str] = MappingProxyType(
     {
         "M": "linear_attention",
@@ -142,7 +145,13 @@ def _window(reader: ConfigReader) -> int | None:
 def _num_layers(reader: ConfigReader) -> int:
     # LongCat-Flash counts decoder layers of two attentions each as num_layers.
     pairs = reader.optional_integer("num_layers") if reader.get("layers_are_pairs") else None
-    return 2 * pairs if pairs else reader.integer("num_hidden_layers")
+    layers = 2 * pairs if pairs else reader.integer("num_hidden_layers")
+    if layers > MAX_LAYERS:
+        raise ModelError(
+            f"{reader.where}: {layers} layers are more than any model has (at most {MAX_LAYERS} are"
+            " read); the file is damaged, fetch the model again"
+        )
+    return layers
 
 
 def _layer_types(reader: ConfigReader) -> list[str]:
