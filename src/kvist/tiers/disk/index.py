@@ -241,7 +241,7 @@ class Index:
         """Write (hits, used, slot, seq) where the slot has not changed since. No new `seq`."""
         self._db.executemany("UPDATE slots SET hits = ?, used = ? WHERE slot = ? AND seq = ?", uses)
 
-    def sound(self) -> bool:
+    def is_sound(self) -> bool:
         """Let SQLite look at every page."""
         return bool(self._db.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok")
 
@@ -258,6 +258,12 @@ class Index:
         with suppress(sqlite3.Error):
             self.checkpoint()
         self._db.close()
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether the index itself is at fault, and not who else uses it or the room on the device."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def index_file_bytes(files: Files, directory: Path) -> int:

@@ -12,10 +12,13 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from threading import Lock
 
 from kvist.tiers.disk.books import Books, Record
+from kvist.tiers.disk.files import Files
 from kvist.tiers.disk.index import MAX_ROWS_A_TRANSACTION, Index, Row, State
+from kvist.tiers.disk.rebuild import open_index, rebuild_index
 from kvist.tiers.disk.slab import Slab
 
 
@@ -24,6 +27,9 @@ class Ledger:
 
     Parameters
     ----------
+    files : Files
+    directory : Path
+        Where the index lies, to be built anew.
     slab : Slab
         For headers to be cleared, and leases.
     index : Index
@@ -31,7 +37,11 @@ class Ledger:
         As `index` says.
     """
 
-    def __init__(self, slab: Slab, index: Index, books: Books) -> None:
+    def __init__(
+        self, files: Files, directory: Path, slab: Slab, index: Index, books: Books
+    ) -> None:
+        self._files = files
+        self._directory = directory
         self.books = books
         self.index = index
         self.lock = Lock()
@@ -60,9 +70,11 @@ class Ledger:
             for row in self._untrue:
                 self.index.move(row.slot, row.seq, State.FREE, next(seqs))
             yield seqs
+            # Not the last number handed out: that may have been for nothing, and is another's then.
+            known = self.index.last_seq()
         self._untrue.clear()
         with self.lock:
-            self.books.last_seq = max(self.books.last_seq, seq)
+            self.books.last_seq = known
 
     def free(self, record: Record, seq: int) -> bool:
         """Free a slot and clear its header. REQUIRES: in `changing`.
@@ -139,6 +151,28 @@ class Ledger:
             with self.lock:
                 for record in chosen:
                     self.books.touched.pop(record.slot, None)
+
+    def renew(self) -> bool:
+        """Build a damaged index anew; ``False`` while other processes use it.
+
+        Raises
+        ------
+        sqlite3.Error, OSError, StaleIndexError
+            If it cannot be built.
+        """
+        if not self._slab.be_alone():
+            return False
+        with self.lock:
+            doomed = list(self.books.doomed.values())
+        for record in doomed:
+            self._slab.clear_header(record.slot)
+        self.index.close()
+        rebuild_index(self._files, self._directory, self._slab)
+        self.index = open_index(self._files, self._directory, self._slab)
+        self._books_are_stale = True
+        self.follow()
+        self._slab.be_present()
+        return True
 
     def close(self) -> None:
         """Write down what was used, and close the index."""

@@ -11,6 +11,7 @@ Threads: one.
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from kvist.codecs.base import Codec
 from kvist.codecs.raw import RawCodec
-from kvist.errors import ConfigError, DamageError, IntegrityError
+from kvist.errors import ConfigError, DamageError
 from kvist.policies.base import EvictionPolicy
 from kvist.policies.registry import make_policy
 from kvist.sizes import format_size
@@ -28,18 +29,16 @@ from kvist.tiers.disk.books import Books, Record
 from kvist.tiers.disk.files import Files, make_private, require_local
 from kvist.tiers.disk.index import (
     INDEX_NAME,
-    Index,
-    Row,
     StaleIndexError,
-    State,
     index_bytes,
     remove_index,
 )
-from kvist.tiers.disk.layout import Header, Kind, num_extents, slab_bytes
+from kvist.tiers.disk.layout import Kind, num_extents, slab_bytes
 from kvist.tiers.disk.ledger import Ledger
+from kvist.tiers.disk.rebuild import open_index, rebuild_index
 from kvist.tiers.disk.slab import Slab, open_slab
 from kvist.tiers.disk.store import DiskStore
-from kvist.tiers.extents import EXTENT_BYTES, ExtentArena
+from kvist.tiers.extents import EXTENT_BYTES
 
 _DIRECTORY_BYTES = 64 << 10
 
@@ -127,6 +126,9 @@ def open_store(
             files, directory, slab, codec or RawCodec(), policy, wall, clock, notes, rebuild=rebuild
         )
         slab.end_setup()
+    except (OSError, sqlite3.Error) as error:
+        slab.close()
+        raise ConfigError(f"cannot use {directory}: {error}") from error
     except BaseException:
         slab.close()
         raise
@@ -165,13 +167,16 @@ def _with_index(
     extents = num_extents(slab.superblock.num_zones)
 
     def attempt() -> DiskStore:
-        index = Index(files, directory, extents, slab.superblock.slab_id, files.boot_id())
+        index = open_index(files, directory, slab)
         try:
+            if not index.is_sound():
+                raise StaleIndexError("its pages are damaged")
             books = Books(extents, policy(extents * EXTENT_BYTES), slab.checksum)
             rows = index.rows()
             if untrue := books.apply(rows):
                 raise StaleIndexError(f"{len(untrue)} of its {len(rows)} rows are damaged")
-            store = DiskStore(slab, Ledger(slab, index, books), codec, wall, clock)
+            ledger = Ledger(files, directory, slab, index, books)
+            store = DiskStore(slab, ledger, codec, wall, clock)
             _read_labels(store)
         except Exception as error:
             index.close()
@@ -191,7 +196,7 @@ def _with_index(
             f"the index in {directory} has to be built anew while another process uses the store;"
             " stop that one, then start again"
         )
-    kept = _rebuild(files, directory, slab, extents)
+    kept = rebuild_index(files, directory, slab)
     if kept:
         notes.append(f"{kept} records were found by their headers")
     slab.be_present()
@@ -199,51 +204,6 @@ def _with_index(
         return attempt()
     except StaleIndexError as error:
         raise ConfigError(f"the index in {directory} cannot be built: {error}") from error
-
-
-def _rebuild(files: Files, directory: Path, slab: Slab, extents: int) -> int:
-    """Make an index from the headers; return how many records they tell of."""
-    found: list[Header] = []
-    for slot, header in slab.headers():
-        if header is None:
-            slab.clear_header(slot)
-        else:
-            found.append(header)
-    found.sort(key=lambda header: -header.seq)
-    arena = ExtentArena(extents)
-    names: set[bytes] = set()
-    kept: list[Header] = []
-    for header in found:
-        name = header.namespace + header.key
-        # The later record has the extents; what claims them too lies in ruins under it.
-        if name in names or not _claimed(arena, header):
-            slab.clear_header(header.slot)
-        else:
-            names.add(name)
-            kept.append(header)
-    kept.reverse()
-    remove_index(directory)
-    index = Index(files, directory, extents, slab.superblock.slab_id, files.boot_id())
-    try:
-        for start in range(0, len(kept), 64):
-            with index.transaction():
-                index.put(
-                    Row(h.slot, h.seq, State.LIVE, h.pack(slab.checksum), 0, start + offset + 1)
-                    for offset, h in enumerate(kept[start : start + 64])
-                )
-    finally:
-        index.close()
-    return len(kept)
-
-
-def _claimed(arena: ExtentArena, header: Header) -> bool:
-    for done, run in enumerate(header.runs):
-        try:
-            arena.claim([run])
-        except IntegrityError:
-            arena.release(header.runs[:done])
-            return False
-    return True
 
 
 def _read_labels(store: DiskStore) -> None:

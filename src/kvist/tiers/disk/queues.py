@@ -186,10 +186,10 @@ class Queues:
             self._start(item.task)
             return item
 
-    def upcoming(self, count: int) -> list[LoadItem]:
-        """Return keys that will be read soon; a look, not a removal."""
+    def ahead(self, count: int) -> LoadItem | None:
+        """Return the key that will be read in `count` turns; a look, not a removal."""
         with self._changed:
-            return [self._loads[index] for index in range(min(count, len(self._loads)))]
+            return self._loads[count - 1] if count <= len(self._loads) else None
 
     def next_stores(self, max_keys: int, max_bytes: int, timeout_s: float) -> list[StoreItem]:
         """Take keys to write together, waiting a while for the first."""

@@ -18,49 +18,24 @@ Threads: `find`, `read` and what is said of uses from any; the rest, which write
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 
 from kvist.codecs.base import Codec
-from kvist.codecs.registry import decoder
 from kvist.errors import DamageError
 from kvist.keys import BlockKey
-from kvist.tiers.base import BlockMeta, Namespace, Outcome
+from kvist.tiers.base import Namespace, Outcome
 from kvist.tiers.disk.books import Record
+from kvist.tiers.disk.coding import RAW, Coder, Put
 from kvist.tiers.disk.index import Row, State
-from kvist.tiers.disk.layout import NO_PARENT, Header, Kind, max_runs
+from kvist.tiers.disk.layout import NO_PARENT, Header, max_runs
 from kvist.tiers.disk.ledger import Ledger
 from kvist.tiers.disk.slab import Slab
 from kvist.tiers.extents import extents_for
 
-_RAW = 0
 _LEASE_TRIES = 5
 _LEASE_PAUSE_S = 0.001
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Put:
-    """A block on its way in: encoded, and not yet anywhere.
-
-    `segments` are the encoded bytes of each segment, `digests` their checksums.
-    """
-
-    namespace: bytes
-    key: BlockKey
-    meta: BlockMeta
-    segments: tuple[memoryview | bytes, ...]
-    digests: tuple[bytes, ...]
-    exact: bool
-    wire_id: int
-    kind: Kind = Kind.BLOCK
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes as stored."""
-        return sum(len(segment) for segment in self.segments)
 
 
 class DiskStore:
@@ -92,9 +67,8 @@ class DiskStore:
         self.lock = ledger.lock
         self._wall = wall
         self._clock = clock
-        self._codec = codec
+        self.coder = Coder(codec, slab.checksum)
         self._checksum = slab.checksum
-        self._decoders: dict[int, Codec] = {codec.wire_id: codec}
         self._unsynced = False
 
     # ------------------------------------------------------------------ reading, any thread
@@ -127,37 +101,29 @@ class DiskStore:
         OSError
         """
         header = Header.unpack(record.data, self._checksum)
-        stored = header.segments[segments.start : segments.stop]
-        start = sum(length for length, _ in header.segments[: segments.start])
-        total = sum(length for length, _ in stored)
-        raw = label.segment_bytes[segments.start : segments.stop]
-        if header.wire_id == _RAW:
-            if tuple(length for length, _ in stored) != raw:
-                raise DamageError(f"segments of {raw} bytes are stored raw as {total} bytes")
+        if len(header.segments) != len(label.segment_bytes):
+            raise DamageError(f"{len(header.segments)} segments where {label} has others")
+        lengths = [length for length, _ in header.segments]
+        start = sum(lengths[: segments.start])
+        total = sum(lengths[segments.start : segments.stop])
+        if header.wire_id == RAW:
+            if total != len(out):
+                raise DamageError(f"segments of {len(out)} bytes are stored raw as {total} bytes")
             source = out
         else:
             source = memoryview(bytearray(total))
         self.slab.read(header.runs, start, [source])
-        position = out_position = 0
-        for index, (length, digest), raw_length in zip(segments, stored, raw, strict=True):
-            data = source[position : position + length]
-            if self._checksum.digest(header.namespace, header.key, index, data) != digest:
-                raise DamageError(
-                    f"segment {index} of block {header.key.hex()[:8]} fails its checksum"
-                )
-            if source is not out:
-                view = out[out_position : out_position + raw_length]
-                self._decoder(header.wire_id).decode(data, view, label.itemsize)
-            position += length
-            out_position += raw_length
+        self.coder.decode(header, label, segments, source, out)
         return total
 
-    def expect(self, record: Record, segments: range) -> None:
+    def expect(self, record: Record, label: Namespace, segments: range) -> None:
         """Let the device begin to read what `read` will read."""
-        header = Header.unpack(record.data, self._checksum)
-        ends = [length for length, _ in header.segments]
-        start, end = sum(ends[: segments.start]), sum(ends[: segments.stop])
-        self.slab.will_need(header.runs, start, end)
+        start, end = 0, record.stored_bytes
+        if len(segments) < len(label.segment_bytes):
+            header = Header.unpack(record.data, self._checksum)
+            lengths = [length for length, _ in header.segments]
+            start, end = sum(lengths[: segments.start]), sum(lengths[: segments.stop])
+        self.slab.will_need(record.runs, start, end)
 
     def is_current(self, record: Record) -> bool:
         """Whether the slab still has what the books say: if not, another process evicted it."""
@@ -171,40 +137,7 @@ class DiskStore:
         with self.lock:
             return self.books.doom(record)
 
-    def _decoder(self, wire_id: int) -> Codec:
-        found = self._decoders.get(wire_id) or decoder(wire_id)
-        if found is None:
-            raise DamageError(f"stored with codec {wire_id}, which this Kvist does not have")
-        self._decoders[wire_id] = found
-        return found
-
     # ------------------------------------------------------------------ writing, one thread
-
-    def encode(self, label: Namespace, key: BlockKey, block: memoryview, meta: BlockMeta) -> Put:
-        """Encode a block and compute its checksums. Any thread; keeps views of `block`."""
-        segments: list[memoryview | bytes] = []
-        position = 0
-        for length in label.segment_bytes:
-            raw = block[position : position + length]
-            segments.append(self._codec.encode(raw, label.itemsize))
-            position += length
-        return Put(
-            label.digest,
-            key,
-            meta,
-            tuple(segments),
-            self._digests(label.digest, key, segments),
-            self._codec.lossless,
-            self._codec.wire_id,
-        )
-
-    def _digests(
-        self, namespace: bytes, key: BlockKey, segments: Sequence[memoryview | bytes]
-    ) -> tuple[bytes, ...]:
-        return tuple(
-            self._checksum.digest(namespace, key, index, data)
-            for index, data in enumerate(segments)
-        )
 
     def write(
         self, puts: Sequence[Put], labels: dict[bytes, Namespace]
@@ -216,7 +149,7 @@ class DiskStore:
         puts : sequence of Put
             A few dozen at most: one transaction takes them all. Parents before children.
         labels : dict
-            What to say of the namespaces in `puts` that have no descriptor yet.
+            Every namespace in `puts`, to be described where that was not done yet.
 
         Returns
         -------
@@ -260,7 +193,7 @@ class DiskStore:
         """Step 1. Fills `placed`; on an error it is empty again, and the index as it was."""
         freed: list[Record] = []
         spared = {put.namespace for put in puts}
-        spared |= {put.namespace + put.meta.parent for put in puts}
+        spared |= {put.namespace + key for put in puts for key in (put.key, put.meta.parent)}
         try:
             with self.ledger.changing() as seqs:
                 for position, put in self._with_labels(puts, labels):
@@ -290,15 +223,8 @@ class DiskStore:
             with self.lock:
                 there = self.books.shelf(namespace).descriptor is not None
                 there = there or self.books.is_writing(namespace, BlockKey(NO_PARENT))
-            if not there and namespace in labels:
-                facts = {k: v for k, v in asdict(labels[namespace]).items() if k != "digest"}
-                data = json.dumps(facts).encode()
-                key = BlockKey(NO_PARENT)
-                digests = self._digests(namespace, key, [data])
-                yield (
-                    len(puts) + number,
-                    Put(namespace, key, BlockMeta(), (data,), digests, True, _RAW, Kind.NAMESPACE),
-                )
+            if not there:
+                yield len(puts) + number, self.coder.describe(labels[namespace])
         yield from enumerate(puts)
 
     def _place_one(
@@ -312,25 +238,26 @@ class DiskStore:
     ) -> str:
         """Find room for one record and lease it; return why not."""
         books = self.books
-        if books.find(put.namespace, put.key) or books.is_writing(put.namespace, put.key):
+        if books.find(put.namespace, put.key):
             return "present"
+        if books.is_writing(put.namespace, put.key):
+            return "being_written"
         if any(r.ident == put.namespace + put.key for r in books.doomed.values()):
             # Others would see two of it.
             return "leaving"
-        runs, evicted = self.books.allocate(
+        runs, evicted = books.allocate(
             extents_for(put.stored_bytes), max_runs(len(put.segments)), spared, self._clock()
         )
         freed += evicted
         if runs is None:
             return "no_room"
-        slot = runs[0][0]
-        for _ in range(_LEASE_TRIES):
-            if self.slab.lease(slot):
-                break
-            # Whoever published there is about to let go of it.
-            time.sleep(_LEASE_PAUSE_S)
-        else:
-            self.books.arena.release(runs)
+        try:
+            leased = self._lease(runs[0][0])
+        except OSError:
+            books.arena.release(runs)
+            raise
+        if not leased:
+            books.arena.release(runs)
             return "leased"
         header = Header(
             put.kind,
@@ -346,8 +273,16 @@ class DiskStore:
             tuple(zip(map(len, put.segments), put.digests, strict=True)),
             runs,
         )
-        placed.append((position, put, self.books.place(header, header.pack(self._checksum), seq)))
+        placed.append((position, put, books.place(header, header.pack(self._checksum), seq)))
         return ""
+
+    def _lease(self, slot: int) -> bool:
+        for _ in range(_LEASE_TRIES):
+            if self.slab.lease(slot):
+                return True
+            # Whoever published there is about to let go of it.
+            time.sleep(_LEASE_PAUSE_S)
+        return False
 
     def _publish(
         self, written: list[tuple[int, Record]], answers: list[tuple[Outcome, str]]

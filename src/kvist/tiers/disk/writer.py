@@ -11,11 +11,14 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from threading import Condition
 
 from kvist.tiers.base import Namespace, Outcome
+from kvist.tiers.disk.coding import Put
+from kvist.tiers.disk.index import StaleIndexError, is_damage
 from kvist.tiers.disk.queues import Queues, StoreItem
-from kvist.tiers.disk.store import DiskStore, Put
+from kvist.tiers.disk.store import DiskStore
 
 BATCH_KEYS = 48
 BATCH_BYTES = 16 << 20
@@ -101,6 +104,7 @@ class Writer:
             answers = self._store.write(puts, labels)
         except (sqlite3.Error, OSError) as error:
             answers = [(Outcome.FAILED, str(error))] * len(puts)
+            self._mend(error)
         except Exception as error:  # noqa: BLE001 - whatever it is: not kept, not the end
             answers = [(Outcome.FAILED, f"{type(error).__name__}: {error}")] * len(puts)
         self._note_trouble(answers)
@@ -112,7 +116,7 @@ class Writer:
         label = item.task.label
         try:
             block = item.job.buffers[item.at]
-            return self._store.encode(label, item.key, block, item.meta)
+            return self._store.coder.encode(label, item.key, block, item.meta)
         except Exception as error:  # noqa: BLE001 - a codec may raise anything
             self._queues.end_store(item, Outcome.FAILED, 0, f"{type(error).__name__}: {error}")
             return None
@@ -142,14 +146,21 @@ class Writer:
                 self._store.make_durable()
             if settle:
                 self._store.ledger.index.checkpoint()
-        except (sqlite3.Error, OSError):
+        except (sqlite3.Error, OSError) as error:
             # Tried again at the next tick; what it costs meanwhile is room, or news of others.
+            self._mend(error)
             time.sleep(TICK_S)
             return
         if settle:
             with self._settling:
                 self._settled = wanted
                 self._settling.notify_all()
+
+    def _mend(self, error: Exception) -> None:
+        """Build the index anew if that is what is wrong."""
+        if is_damage(error):
+            with suppress(sqlite3.Error, OSError, StaleIndexError):
+                self._store.ledger.renew()
 
     def _sweep(self) -> None:
         while self._store.ledger.sweep():
