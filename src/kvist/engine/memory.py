@@ -6,6 +6,8 @@ nothing of models or blocks.
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import resource
 from contextlib import suppress
 from pathlib import Path
@@ -38,7 +40,8 @@ class PeakMeter:
     Notes
     -----
     On a CPU the kernel's high-water mark is reset first; where it cannot be, the mark since the
-    start of the process serves, which can only be larger.
+    start of the process serves, which can only be larger. What the allocator keeps of memory that
+    was freed is given back before (with glibc): work that finds room there would seem to need none.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -51,6 +54,7 @@ class PeakMeter:
             torch.cuda.reset_peak_memory_stats(self._device)
             self._before = torch.cuda.memory_allocated(self._device)
             return self
+        _give_back_freed()
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
         self._before = resident_bytes()
@@ -67,6 +71,12 @@ class PeakMeter:
         else:
             peak = _high_water_bytes()
         self.peak_bytes = max(0, peak - self._before)
+
+
+def _give_back_freed() -> None:
+    gc.collect()
+    with suppress(OSError, AttributeError):  # another C library has no such call
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _high_water_bytes() -> int:
