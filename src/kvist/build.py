@@ -101,7 +101,7 @@ def _open_tier(spec: TierSpec, name: str, tier_key: str) -> Tier:
             spec.capacity_bytes,
             name=name,
             codec=codec,
-            policy=lambda capacity: make_policy(policy, capacity),
+            keeper=keeper,
             tier_key=tier_key,
         )
     raise ConfigError(f"--tier: {spec.kind} tiers are not to be had in this version")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -11,10 +12,13 @@ import pytest
 from kvist.codecs.base import Codec
 from kvist.codecs.raw import RawCodec
 from kvist.codecs.registry import make_codec
+from kvist.policies.keeper import Keeper
+from kvist.policies.registry import make_policy
 from kvist.testing.bounded_tier_contract import BoundedTierContract
 from kvist.testing.foreign_contract import MakeTier
-from kvist.testing.tier_contract import TierContract
-from kvist.tiers.base import Tier
+from kvist.testing.tier_contract import A, TierContract
+from kvist.testing.tier_driver import PATIENCE_S, TierDriver, chain
+from kvist.tiers.base import Outcome, Tier
 from kvist.tiers.disk.tier import DiskTier
 
 # One zone: room for 31 blocks of the contract's 40,000 bytes, and one extent for each descriptor.
@@ -53,3 +57,32 @@ class TestZstdKeyed(Disk):
     histories = 5
     codec = make_codec("zstd")
     tier_key = "secret"
+
+
+def test_admission_and_age(tmp_path: Path) -> None:
+    """What the keeper knows of holds here too: second offer admitted, idle blocks dropped."""
+    now = [0.0]
+
+    def keeper(capacity: int) -> Keeper:
+        return Keeper(
+            capacity,
+            lambda room: make_policy("lru", room),
+            min_hits=2,
+            max_idle_s=10.0,
+            clock=lambda: now[0],
+        )
+
+    tier = DiskTier(tmp_path, SMALLEST, keeper=keeper)
+    driver = TierDriver(tier, A)
+    keys = chain("x", 3)
+    assert driver.store(A, keys[:2]) == (Outcome.REFUSED,) * 2
+    assert driver.store(A, keys) == (Outcome.DONE, Outcome.DONE, Outcome.REFUSED)
+    now[0] = 8.0
+    tier.touch(A.digest, keys[:1])
+    now[0] = 12.0
+    give_up = time.monotonic() + PATIENCE_S
+    while driver.hits(A, keys) != [True, False, False]:
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+    tier.check()
+    tier.close()

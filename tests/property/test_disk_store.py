@@ -140,10 +140,8 @@ class DiskMachine(RuleBasedStateMachine):
     @rule(which=which, label=label, numbers=numbers)
     def touch(self, which: int, label: Namespace, numbers: list[int]) -> None:
         store = self.store(which)
-        for number in numbers:
-            record = store.books.find(label.digest, key_of(number))
-            if record is not None:
-                store.books.touch(record)
+        found = [store.books.find(label.digest, key_of(number)) for number in numbers]
+        store.books.touch([record for record in found if record is not None])
         store.ledger.note_uses()
 
     @rule(which=which)

@@ -15,13 +15,14 @@ Threads: none of its own; every call under the owner's lock.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvist.errors import DamageError, IntegrityError
 from kvist.keys import BlockKey
-from kvist.policies.base import Candidate, EvictionPolicy
-from kvist.tiers.base import Namespace
+from kvist.policies.base import Candidate
+from kvist.policies.keeper import Keeper
+from kvist.tiers.base import NAMESPACE_BYTES, Namespace
 from kvist.tiers.checksum import SegmentChecksum
 from kvist.tiers.disk.index import Row, State
 from kvist.tiers.disk.layout import Header, Kind
@@ -41,13 +42,11 @@ class Record:
         Whether this process writes it.
     readers : int
         Reads under way.
-    locks : list of float
-        When each lock on it runs out.
     """
 
     __slots__ = (
-        "created_s", "data", "exact", "hits", "key", "kind", "locks", "mine", "namespace",
-        "readers", "runs", "seq", "state", "stored_bytes", "used",
+        "created_s", "data", "exact", "hits", "key", "kind", "mine", "namespace", "readers",
+         "runs", "seq", "state", "stored_bytes", "used",
     )  # fmt: skip
 
     def __init__(self, header: Header, data: bytes, seq: int, *, mine: bool) -> None:
@@ -65,7 +64,6 @@ class Record:
         self.hits = 0
         self.used = 0
         self.readers = 0
-        self.locks: list[float] = []
 
     @property
     def slot(self) -> int:
@@ -81,10 +79,6 @@ class Record:
     def room_bytes(self) -> int:
         """Bytes of the extents it occupies."""
         return EXTENT_BYTES * sum(length for _, length in self.runs)
-
-    def is_busy(self, now_s: float) -> bool:
-        """Whether it must not leave now."""
-        return self.readers > 0 or any(until > now_s for until in self.locks)
 
 
 @dataclass(slots=True)
@@ -107,14 +101,16 @@ class Books:
     Parameters
     ----------
     num_extents : int
-    policy : EvictionPolicy
-        Of bytes; empty.
+    make_keeper : callable
+        From a capacity in bytes to an empty keeper.
     checksum : SegmentChecksum
     """
 
-    def __init__(self, num_extents: int, policy: EvictionPolicy, checksum: SegmentChecksum) -> None:
+    def __init__(
+        self, num_extents: int, make_keeper: Callable[[int], Keeper], checksum: SegmentChecksum
+    ) -> None:
         self.arena = ExtentArena(num_extents)
-        self.policy = policy
+        self.keeper = make_keeper(num_extents * EXTENT_BYTES)
         self.shelves: dict[bytes, Shelf] = {}
         self.by_slot: dict[int, Record] = {}
         self.doomed: dict[int, Record] = {}
@@ -146,24 +142,38 @@ class Books:
 
     # ------------------------------------------------------------------ uses
 
-    def touch(self, record: Record) -> None:
-        """A block was used."""
-        if record.state is State.LIVE and record.kind is Kind.BLOCK:
+    def touch(self, records: Sequence[Record]) -> None:
+        """Blocks of a chain were used, parents first."""
+        live = [r for r in records if r.state is State.LIVE and r.slot not in self.doomed]
+        for record in reversed(live):  # the head last, so that it stays longest
             self._clock += 1
             record.used = self._clock
             record.hits += 1
             self.touched[record.slot] = record
-            self.policy.touch(record.ident)
+        self.keeper.touch([record.ident for record in live])
+
+    def hold(self, record: Record) -> None:
+        """Keep a LIVE block from eviction: it is being read."""
+        record.readers += 1
+        self.keeper.pin(record.ident)
+
+    def let_go(self, record: Record) -> None:
+        """Undo one `hold`. The block may be gone meanwhile: deleted, or evicted by others."""
+        record.readers -= 1
+        if self.find(record.namespace, record.key) is record:
+            self.keeper.unpin(record.ident)
 
     # ------------------------------------------------------------------ changes
 
     def allocate(
-        self, count: int, max_runs: int, spared: Collection[bytes], now_s: float
+        self, block: Candidate, tenant: str, max_runs: int, spared: Collection[bytes]
     ) -> tuple[tuple[Run, ...] | None, list[Record]]:
-        """Take extents, evicting blocks for them.
+        """Take extents for a block, evicting others for it.
 
         Parameters
         ----------
+        block : Candidate
+            Its size is that of the extents it needs.
         spared : collection of bytes
             Idents of blocks, and digests of namespaces, that are not to leave for this.
 
@@ -174,26 +184,37 @@ class Books:
         evicted : list of Record
             Gone from the books; to be freed in the index together with the use of their extents.
         """
+        count = block.size // EXTENT_BYTES
         evicted: list[Record] = []
-        withheld: list[bytes] = []
-        while (runs := self.arena.allocate(count, max_runs)) is None:
-            ident = self.policy.victim() if count <= self.arena.num_extents else None
-            if ident is None:
+        pinned = [ident for ident in spared if ident in self.keeper]
+        for ident in pinned:
+            self.keeper.pin(ident)
+        wanted = block.size
+        while True:
+            if self.keeper.fits(block.size, tenant):
+                runs = self.arena.allocate(count, max_runs)
+                if runs is not None:
+                    break
+            # Extents that no block in the keeper has: of records on their way in or out.
+            others = self.arena.num_used * EXTENT_BYTES - self.keeper.used
+            leaving = self.keeper.make_room(block._replace(size=wanted + others), tenant)
+            if not leaving:
+                runs = None
                 break
-            record = self.shelves[ident[:32]].blocks[BlockKey(ident[32:])]
-            if ident in spared or record.is_busy(now_s):
-                self.policy.withhold(ident)
-                withheld.append(ident)
-                continue
-            self._remove(record, evicted=True)
-            evicted.append(record)
-            shelf = self.shelves[record.namespace]
-            if self._is_bare(shelf) and record.namespace not in spared and shelf.descriptor:
-                evicted.append(shelf.descriptor)
-                self._remove(shelf.descriptor)
-        for ident in withheld:
-            self.policy.offer(ident)
+            for ident in leaving:
+                evicted += self._evict(ident, spared)
+            # Room enough, and in too many pieces for a header: more has to go.
+            wanted += EXTENT_BYTES * (self.arena.num_free >= count)
+        for ident in pinned:
+            self.keeper.unpin(ident)
         return runs, evicted
+
+    def expire(self) -> int:
+        """Doom what was of no use for too long; return how many."""
+        gone = [self._by_ident(ident) for ident in self.keeper.expire()]
+        for record in gone:
+            self.doom(record)
+        return len(gone)
 
     def place(self, header: Header, data: bytes, seq: int) -> Record:
         """Enter a record that this process is about to write, in extents it has allocated."""
@@ -221,8 +242,8 @@ class Books:
 
     def doom_bare_labels(self) -> None:
         """Doom the descriptors of namespaces that hold no blocks."""
-        for shelf in self.shelves.values():
-            if shelf.descriptor is not None and self._is_bare(shelf):
+        for namespace, shelf in self.shelves.items():
+            if shelf.descriptor is not None and self._is_bare(namespace):
                 self.doom(shelf.descriptor)
 
     def leave(self, record: Record) -> None:
@@ -261,7 +282,7 @@ class Books:
     def check(self) -> None:
         """Raise `IntegrityError` unless everything here agrees with everything else. O(records)."""
         self.arena.check(record.runs for record in self.by_slot.values())
-        self.policy.check()
+        self.keeper.check()
         seen = 0
         for digest, shelf in self.shelves.items():
             room = 0
@@ -270,13 +291,13 @@ class Books:
                 room += record.room_bytes
                 if record.state is not State.LIVE or self.by_slot.get(record.slot) is not record:
                     raise IntegrityError(f"block {key.hex()[:8]} is findable and is not there")
-                if digest + key not in self.policy:
+                if digest + key not in self.keeper:
                     raise IntegrityError(f"block {key.hex()[:8]} can never be evicted")
             if room != shelf.room_bytes:
                 raise IntegrityError(f"blocks take {room} bytes, {shelf.room_bytes} are counted")
-        if not seen == self.num_blocks == len(self.policy):
+        if not seen == self.num_blocks == len(self.keeper):
             raise IntegrityError(
-                f"{seen} blocks, {self.num_blocks} counted, {len(self.policy)} in eviction order"
+                f"{seen} blocks, {self.num_blocks} counted, {len(self.keeper)} in eviction order"
             )
         labels = sum(shelf.descriptor is not None for shelf in self.shelves.values())
         if len(self.by_slot) != seen + labels + len(self._writing) + len(self.doomed):
@@ -337,14 +358,12 @@ class Books:
             shelf.room_bytes += record.room_bytes
             self.num_blocks += 1
             parent = record.namespace + header.parent
-            self.policy.add(
-                Candidate(
-                    record.ident, parent, header.depth, record.room_bytes, header.recompute_s
-                ),
-                uses=record.hits + 1,
+            candidate = Candidate(
+                record.ident, parent, header.depth, record.room_bytes, header.recompute_s
             )
+            self.keeper.add(candidate, shelf.label.tenant if shelf.label else "", record.hits + 1)
 
-    def _leave_state(self, record: Record, *, evicted: bool = False) -> None:
+    def _leave_state(self, record: Record) -> None:
         """Take a record off every list but `by_slot`."""
         shelf = self.shelves[record.namespace]
         self.touched.pop(record.slot, None)
@@ -359,13 +378,29 @@ class Books:
             del shelf.blocks[record.key]
             shelf.room_bytes -= record.room_bytes
             self.num_blocks -= 1
-            (self.policy.evict if evicted else self.policy.forget)(record.ident)
+            if record.ident in self.keeper:  # not if it was the keeper who let it go
+                self.keeper.remove(record.ident)
 
-    def _remove(self, record: Record, *, evicted: bool = False) -> None:
-        self._leave_state(record, evicted=evicted)
+    def _evict(self, ident: bytes, spared: Collection[bytes]) -> list[Record]:
+        """Take a block off the books that has left the keeper, and a label nobody needs then."""
+        record = self._by_ident(ident)
+        self._remove(record)
+        label = self.shelves[record.namespace].descriptor
+        if label is None or record.namespace in spared or not self._is_bare(record.namespace):
+            return [record]
+        self._remove(label)
+        return [record, label]
+
+    def _by_ident(self, ident: bytes) -> Record:
+        namespace, key = ident[:NAMESPACE_BYTES], BlockKey(ident[NAMESPACE_BYTES:])
+        return self.shelves[namespace].blocks[key]
+
+    def _remove(self, record: Record) -> None:
+        self._leave_state(record)
         record.state = State.FREE
         del self.by_slot[record.slot]
         self.arena.release(record.runs)
 
-    def _is_bare(self, shelf: Shelf) -> bool:
+    def _is_bare(self, namespace: bytes) -> bool:
+        shelf = self.shelves[namespace]
         return not shelf.blocks and not shelf.num_writing

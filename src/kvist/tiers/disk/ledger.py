@@ -127,6 +127,11 @@ class Ledger:
             foreign = [r for r in self.books.being_written() if not r.mine]
         return self._free_all([r for r in foreign if not self._slab.is_leased(r.slot)])
 
+    def expire(self) -> int:
+        """Doom what was of no use for too long; return how many records."""
+        with self.lock:
+            return self.books.expire()
+
     def _free_all(self, records: Sequence[Record]) -> int:
         records = records[:MAX_ROWS_A_TRANSACTION]
         if records:

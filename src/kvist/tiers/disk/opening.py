@@ -20,7 +20,7 @@ from pathlib import Path
 from kvist.codecs.base import Codec
 from kvist.codecs.raw import RawCodec
 from kvist.errors import ConfigError, DamageError
-from kvist.policies.base import EvictionPolicy
+from kvist.policies.keeper import Keeper
 from kvist.policies.registry import make_policy
 from kvist.sizes import format_size
 from kvist.tiers.base import Namespace
@@ -38,7 +38,6 @@ from kvist.tiers.disk.ledger import Ledger
 from kvist.tiers.disk.rebuild import open_index, rebuild_index
 from kvist.tiers.disk.slab import Slab, open_slab
 from kvist.tiers.disk.store import DiskStore
-from kvist.tiers.extents import EXTENT_BYTES
 
 _DIRECTORY_BYTES = 64 << 10
 
@@ -54,6 +53,11 @@ def zones_for(budget_bytes: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if needed(middle) <= budget_bytes else (low, middle)
     return low if low and needed(low) <= budget_bytes else 0
+
+
+def plain_keeper(capacity: int) -> Keeper:
+    """Return a keeper that lets the least recently used leave, and nothing else."""
+    return Keeper(capacity, lambda room: make_policy("lru", room))
 
 
 @dataclass(slots=True)
@@ -75,11 +79,10 @@ def open_store(
     budget_bytes: int | None,
     *,
     codec: Codec | None = None,
-    policy: Callable[[int], EvictionPolicy] = lambda capacity: make_policy("lru", capacity),
+    keeper: Callable[[int], Keeper] = plain_keeper,
     checksum: SegmentChecksum | None = None,
     files: Files | None = None,
     wall: Callable[[], float] = time.time,
-    clock: Callable[[], float] = time.monotonic,
     rebuild: bool = False,
 ) -> Opened:
     """Open the store in `directory`, or make one.
@@ -89,8 +92,8 @@ def open_store(
     budget_bytes : int or None
         What slab, index and log may take on the device together. ``None`` takes the store as it is
         and makes none.
-    policy : callable
-        Builds the eviction order from a capacity in bytes.
+    keeper : callable
+        From a capacity in bytes to an empty keeper.
     rebuild : bool
         Build the index anew even if it looks well.
 
@@ -123,7 +126,7 @@ def open_store(
         elif num_zones is not None and num_zones != slab.superblock.num_zones:
             rebuild |= _resize(slab, num_zones, notes)
         store = _with_index(
-            files, directory, slab, codec or RawCodec(), policy, wall, clock, notes, rebuild=rebuild
+            files, directory, slab, codec or RawCodec(), keeper, wall, notes, rebuild=rebuild
         )
         slab.end_setup()
     except (OSError, sqlite3.Error) as error:
@@ -157,9 +160,8 @@ def _with_index(
     directory: Path,
     slab: Slab,
     codec: Codec,
-    policy: Callable[[int], EvictionPolicy],
+    keeper: Callable[[int], Keeper],
     wall: Callable[[], float],
-    clock: Callable[[], float],
     notes: list[str],
     *,
     rebuild: bool,
@@ -171,12 +173,12 @@ def _with_index(
         try:
             if not index.is_sound():
                 raise StaleIndexError("its pages are damaged")
-            books = Books(extents, policy(extents * EXTENT_BYTES), slab.checksum)
+            books = Books(extents, keeper, slab.checksum)
             rows = index.rows()
             if untrue := books.apply(rows):
                 raise StaleIndexError(f"{len(untrue)} of its {len(rows)} rows are damaged")
             ledger = Ledger(files, directory, slab, index, books)
-            store = DiskStore(slab, ledger, codec, wall, clock)
+            store = DiskStore(slab, ledger, codec, wall)
             _read_labels(store)
         except Exception as error:
             index.close()

@@ -113,23 +113,29 @@ class Queues:
         if why or not job.keys:
             self._end_all(task, Outcome.FAILED, why)
 
-    def add_store(self, job: StoreJob, label: Namespace, refused: str = "") -> None:
-        """Queue the keys of a store, or answer them REFUSED, for `refused` or for want of room."""
+    def add_store(self, job: StoreJob, label: Namespace, refused: str, admitted: int) -> None:
+        """Queue the first `admitted` keys of a store, or none, for `refused` or for want of room.
+
+        The others are answered REFUSED.
+        """
         task = self._add(job, label)
-        nbytes = label.block_bytes * len(job.keys)
+        nbytes = label.block_bytes * admitted
         with self._changed:
             full = len(self._stores) + len(job.keys) > MAX_QUEUED_KEYS
             full |= bool(self._stores) and self._store_bytes + nbytes > MAX_QUEUED_STORE_BYTES
             why = refused or self._why_not(full)
             if not why:
                 self._store_bytes += nbytes
-                for index in range(len(job.keys)):
+                task.outcomes[admitted:] = [Outcome.REFUSED] * (len(job.keys) - admitted)
+                task.left = admitted
+                task.reason = "" if admitted == len(job.keys) else "not_admitted"
+                for index in range(admitted):
                     item = StoreItem(task, index, job)
                     self._storing[item.ident] = self._storing.get(item.ident, 0) + 1
                     self._stores.append(item)
                 self._changed.notify_all()
-        if why or not job.keys:
-            self._end_all(task, Outcome.REFUSED, why)
+        if why or not admitted:
+            self._end_all(task, Outcome.REFUSED, why or task.reason)
 
     def is_storing(self, ident: bytes) -> bool:
         """Whether that block is on its way in."""

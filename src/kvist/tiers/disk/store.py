@@ -25,6 +25,7 @@ from contextlib import suppress
 from kvist.codecs.base import Codec
 from kvist.errors import DamageError
 from kvist.keys import BlockKey
+from kvist.policies.base import Candidate
 from kvist.tiers.base import Namespace, Outcome
 from kvist.tiers.disk.books import Record
 from kvist.tiers.disk.coding import RAW, Coder, Put
@@ -32,7 +33,7 @@ from kvist.tiers.disk.index import Row, State
 from kvist.tiers.disk.layout import NO_PARENT, Header, max_runs
 from kvist.tiers.disk.ledger import Ledger
 from kvist.tiers.disk.slab import Slab
-from kvist.tiers.extents import extents_for
+from kvist.tiers.extents import EXTENT_BYTES, extents_for
 
 _LEASE_TRIES = 5
 _LEASE_PAUSE_S = 0.001
@@ -49,8 +50,6 @@ class DiskStore:
         For what is stored from now on; what lies there says itself how to decode it.
     wall : callable
         Wall clock, for people only.
-    clock : callable
-        Monotonic clock, for locks.
     """
 
     def __init__(
@@ -59,14 +58,12 @@ class DiskStore:
         ledger: Ledger,
         codec: Codec,
         wall: Callable[[], float] = time.time,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.slab = slab
         self.ledger = ledger
         self.books = ledger.books
         self.lock = ledger.lock
         self._wall = wall
-        self._clock = clock
         self.coder = Coder(codec, slab.checksum)
         self._checksum = slab.checksum
         self._unsynced = False
@@ -78,13 +75,13 @@ class DiskStore:
         with self.lock:
             record = self.books.find(namespace, key)
             if record is not None:
-                record.readers += 1
+                self.books.hold(record)
             return record
 
     def let_go(self, record: Record) -> None:
         """Undo `hold`."""
         with self.lock:
-            record.readers -= 1
+            self.books.let_go(record)
 
     def read(self, record: Record, label: Namespace, segments: range, out: memoryview) -> int:
         """Read segments of a held record into `out`, verify them there, and decode.
@@ -245,8 +242,14 @@ class DiskStore:
         if any(r.ident == put.namespace + put.key for r in books.doomed.values()):
             # Others would see two of it.
             return "leaving"
+        label = books.shelf(put.namespace).label
+        room = EXTENT_BYTES * extents_for(put.stored_bytes)
+        parent = put.namespace + put.meta.parent
         runs, evicted = books.allocate(
-            extents_for(put.stored_bytes), max_runs(len(put.segments)), spared, self._clock()
+            Candidate(put.namespace + put.key, parent, put.meta.depth, room, put.meta.recompute_s),
+            label.tenant if label else "",
+            max_runs(len(put.segments)),
+            spared,
         )
         freed += evicted
         if runs is None:

@@ -18,8 +18,7 @@ from threading import Thread
 from kvist.codecs.base import Codec
 from kvist.errors import ConfigError, DamageError, IntegrityError
 from kvist.keys import BlockKey
-from kvist.policies.base import EvictionPolicy
-from kvist.policies.registry import make_policy
+from kvist.policies.keeper import Keeper
 from kvist.tiers.base import (
     Entry,
     JobDone,
@@ -36,7 +35,7 @@ from kvist.tiers.checksum import SegmentChecksum
 from kvist.tiers.disk.files import Files
 from kvist.tiers.disk.index import index_file_bytes
 from kvist.tiers.disk.layout import MAX_RECORD_BYTES, MAX_SEGMENTS, slab_bytes
-from kvist.tiers.disk.opening import open_store, read_label
+from kvist.tiers.disk.opening import open_store, plain_keeper, read_label
 from kvist.tiers.disk.queues import LoadItem, Queues
 from kvist.tiers.disk.writer import Writer
 from kvist.tiers.extents import EXTENT_BYTES
@@ -57,8 +56,8 @@ class DiskTier(Tier):
     name : str
     codec : Codec, optional
         Raw if not given. What was stored with another codec is read all the same.
-    policy : callable, optional
-        Builds the eviction order from a capacity in bytes; least recently used if not given.
+    keeper : callable, optional
+        From a capacity in bytes to an empty keeper: who is admitted, who leaves, who may not.
     tier_key : str
         Makes checksums keyed: for a device that others can write to.
     threads : int
@@ -91,7 +90,7 @@ class DiskTier(Tier):
         *,
         name: str = "disk",
         codec: Codec | None = None,
-        policy: Callable[[int], EvictionPolicy] = lambda capacity: make_policy("lru", capacity),
+        keeper: Callable[[int], Keeper] = plain_keeper,
         tier_key: str = "",
         threads: int = 3,
         files: Files | None = None,
@@ -110,11 +109,10 @@ class DiskTier(Tier):
             directory,
             budget_bytes,
             codec=codec,
-            policy=policy,
+            keeper=keeper,
             checksum=SegmentChecksum(tier_key),
             files=self._files,
             wall=wall,
-            clock=clock,
         )
         self.notes = tuple(opened.notes)
         self._store = opened.store
@@ -152,6 +150,8 @@ class DiskTier(Tier):
                 " identity"
             )
         self._labels[namespace.digest] = namespace
+        with self._store.lock:
+            self._store.books.shelf(namespace.digest).label = namespace
 
     def lookup(self, namespace: bytes, keys: Sequence[BlockKey]) -> list[Lookup]:
         """See `Tier.lookup`. Never RETRY."""
@@ -175,10 +175,16 @@ class DiskTier(Tier):
         self._queues.add_load(job, label)
 
     def submit_store(self, job: StoreJob) -> None:
-        """See `Tier.submit_store`. REFUSED for a while after the device did not do it."""
+        """See `Tier.submit_store`. REFUSED for a while after the device did not do one."""
         label = self._label(job)
         label.check_store(job)
-        self._queues.add_store(job, label, refused=self._writer.trouble())
+        refused = self._writer.trouble()
+        admitted = len(job.keys)
+        if not refused:
+            with self._store.lock:
+                keeper = self._store.books.keeper
+                admitted = keeper.admit([job.namespace + key for key in job.keys])
+        self._queues.add_store(job, label, refused, admitted)
 
     def cancel(self, job_id: int) -> None:
         """See `Tier.cancel`."""
@@ -194,29 +200,22 @@ class DiskTier(Tier):
 
     def lock(self, namespace: bytes, keys: Sequence[BlockKey], ttl_s: float) -> list[bool]:
         """See `Tier.lock`. Other processes may evict nevertheless: their loads come first."""
-        until = self._clock() + ttl_s
         with self._store.lock:
-            found = [self._store.books.find(namespace, key) for key in keys]
-            for record in found:
-                if record is not None:
-                    record.locks.append(until)
-        return [record is not None for record in found]
+            keeper = self._store.books.keeper
+            return [keeper.lock(namespace + key, ttl_s) for key in keys]
 
     def unlock(self, namespace: bytes, keys: Sequence[BlockKey]) -> None:
         """See `Tier.unlock`."""
         with self._store.lock:
             for key in keys:
-                record = self._store.books.find(namespace, key)
-                if record is not None and record.locks:
-                    record.locks.remove(min(record.locks))
+                self._store.books.keeper.unlock(namespace + key)
 
     def touch(self, namespace: bytes, keys: Sequence[BlockKey]) -> None:
         """See `Tier.touch`. Reaches the disk within some seconds, or with `drain`."""
         with self._store.lock:
-            for key in reversed(keys):  # tail first, so that the head stays longest
-                record = self._store.books.find(namespace, key)
-                if record is not None:
-                    self._store.books.touch(record)
+            books = self._store.books
+            found = [books.find(namespace, key) for key in keys]
+            books.touch([record for record in found if record is not None])
 
     def delete(self, namespace: bytes, keys: Sequence[BlockKey]) -> int:
         """See `Tier.delete`. Other processes see it after about 0.1 s."""

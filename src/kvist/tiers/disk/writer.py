@@ -137,9 +137,10 @@ class Writer:
         settle = wanted > self._settled
         try:
             self._store.ledger.follow()
-            self._sweep()
             if self._is_due("reclaim", _RECLAIM_S):
                 self._store.ledger.reclaim()
+                self._store.ledger.expire()
+            self._sweep()
             if settle or self._is_due("uses", _NOTE_USES_S):
                 self._store.ledger.note_uses()
             if settle or (idle and self._is_due("durable", _DURABLE_S)):
