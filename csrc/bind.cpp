@@ -15,6 +15,8 @@ namespace nb = nanobind;
 
 void bind_blocks(nb::module_& module);
 void bind_attention(nb::module_& module);
+void bind_linear(nb::module_& module);
+void bind_stack(nb::module_& module);
 
 namespace {
 
@@ -88,4 +90,6 @@ NB_MODULE(_C, module) {
                "threads, baseline_isa, processor_isa.");
     bind_blocks(module);
     bind_attention(module);
+    bind_linear(module);
+    bind_stack(module);
 }

@@ -39,3 +39,66 @@ def decode(
     split_tokens: int,
     scale: float,
 ) -> None: ...
+def packed_bytes(weights: str, inputs: int, outputs: int) -> int: ...
+def pack(source: Tensor, weights: str, packed: Tensor, scale: Tensor | None) -> None: ...
+def multiply_path(rows: int, alone: bool) -> str: ...
+
+class Linear:
+    def __init__(
+        self,
+        weights: str,
+        inputs: int,
+        outputs: int,
+        packed: Tensor,
+        scale: Tensor | None,
+        bias: Tensor | None,
+        alone: bool,
+    ) -> None: ...
+    def multiply(self, x: Tensor, out: Tensor) -> None: ...
+    def rows(self, ids: Tensor, out: Tensor) -> None: ...
+
+class Stack:
+    def __init__(
+        self,
+        hidden: int,
+        num_query_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        intermediate: int,
+        rotary_dim: int,
+        bf16: bool,
+    ) -> None: ...
+    def add_layer(
+        self,
+        first: Tensor,
+        first_epsilon: float,
+        second: Tensor,
+        second_epsilon: float,
+        query_norm: Tensor | None,
+        key_norm: Tensor | None,
+        head_epsilon: float,
+        qkv: Linear,
+        output: Linear,
+        gate_up: Linear,
+        down: Linear,
+        rotary: bool,
+    ) -> None: ...
+    def set_embedding(self, embedding: Linear) -> None: ...
+    def set_head(self, norm: Tensor, epsilon: float, head: Linear) -> None: ...
+    def bind(
+        self,
+        ids: Tensor,
+        residual: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attended: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+    ) -> None: ...
+    def want(self, rows: Tensor, logits: Tensor) -> None: ...
+    def begin(self) -> None: ...
+    def enter(self, layer: int) -> None: ...
+    def leave(self, layer: int) -> None: ...
+    def advance(self, layer: int) -> None: ...
+    def finish(self) -> None: ...

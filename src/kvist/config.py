@@ -104,6 +104,8 @@ class EngineConfig:
     kernels : str
         ``auto``, or a backend to prefer: ``cpp``, ``torch``, ``sdpa`` (bits of transformers, for
         a prompt that runs alone), ``reference``.
+    weights : {"auto", "int8", "int4"}
+        Form of the weights in memory; ``auto`` is the compute dtype.
     batch_invariant : bool
         Bitwise the same results whatever else is in the batch and however prompts are cut, in any
         dtype. Several times slower.
@@ -149,6 +151,7 @@ class EngineConfig:
     seed: int = 0
     served_model_name: str | None = None
     kernels: str = "auto"
+    weights: str = "auto"
     batch_invariant: bool = False
     max_logprobs: int = 20
     watermark: float = 0.05
@@ -213,6 +216,7 @@ class EngineConfig:
             "tier_load_policy",
             "auto, always or never",
         )
+        check(self.weights in ("auto", "int8", "int4"), "weights", "auto, int8 or int4")
 
     @classmethod
     def resolve(

@@ -33,6 +33,7 @@ ENGINE_HELP: Mapping[str, str] = MappingProxyType(
         "eviction_policy": "Which cached blocks leave first: lru.",
         "seed": "Base of the seeds of requests that bring none.",
         "kernels": "Backend to prefer: auto, cpp, torch, sdpa, reference.",
+        "weights": "Form of the weights: auto (the compute dtype), int8, int4.",
         "batch_invariant": "Bitwise the same results in any batch; several times slower."
         " Default: off.",
         "watermark": "Share of the pool kept free when a request comes in. Default: 0.05.",

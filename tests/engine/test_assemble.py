@@ -82,6 +82,7 @@ def test_a_request_longer_than_the_context_is_refused_alone(folder):
         ({"device": "tpu"}, ["--device='tpu'", "cpu or cuda"]),
         ({"device": "meta"}, ["--device=meta", "cpu and cuda"]),
         ({"kernels": "cuda"}, ["--kernels='cuda'", "reference"]),
+        ({"weights": "int2"}, ["--weights='int2'", "int8 or int4"]),
         ({"scheduling_policy": "fair"}, ["--scheduling-policy='fair'", "fcfs or priority"]),
         ({"kv_allocation": "lazy"}, ["'lazy'", "paged or reserve"]),
         ({"eviction_policy": "random"}, ["random", "lru"]),

@@ -21,11 +21,11 @@ from kvist.engine.bill import MemoryUse, StartupBill
 from kvist.engine.books import open_books
 from kvist.engine.engine import Engine
 from kvist.engine.grammar_compiler import GrammarCompiler
-from kvist.engine.invariant import ARITHMETIC
 from kvist.engine.memory import available_bytes
 from kvist.engine.notes import preset_remarks, utilization_remark
 from kvist.engine.runner import ModelRunner
 from kvist.engine.scheduler import PROMPT_LOGPROB_TOKENS
+from kvist.engine.surgery.choice import arithmetic_of, why_modules
 from kvist.engine.tiering import describe_tiers, put_tiers, reserved_bytes
 from kvist.engine.weights.digest import weights_digest
 from kvist.engine.weights.loading import load_model, resolve_dtype
@@ -144,7 +144,13 @@ def _open(config: EngineConfig, tiers: list[Tier], process_bytes: int) -> OpenEn
         poison=config.poison_fresh_blocks,
         batch_invariant=config.batch_invariant,
     )
-    runner.check_model()
+    recording = runner.check_model()
+    reason = why_modules(config.kernels, config.weights, device, dtype)
+    layers = (
+        (f"no layers fused: {reason}",)
+        if reason is not None
+        else runner.fuse(recording, config.weights).lines()
+    )
     workspace = runner.measure_workspace(
         config.max_num_batched_tokens, config.max_num_seqs + PROMPT_LOGPROB_TOKENS
     )
@@ -154,7 +160,7 @@ def _open(config: EngineConfig, tiers: list[Tier], process_bytes: int) -> OpenEn
     pool = DevicePool(layout, num_blocks, dtype, device)
     runner.attach(pool)
 
-    arithmetic = ARITHMETIC if config.batch_invariant else ""
+    arithmetic = arithmetic_of(config.batch_invariant, config.weights)
     root = _root(digest, dtype_name, kv_format, source.config, group, layout, arithmetic)
     compile_grammar = GrammarCompiler(source.path, runner.vocab_size).compile
     books = open_books(config, num_blocks, max_model_len)
@@ -192,6 +198,7 @@ def _open(config: EngineConfig, tiers: list[Tier], process_bytes: int) -> OpenEn
         tiers=describe_tiers(tiers, config),
         notes=(
             *source.notes,
+            *layers,
             *preset_remarks(config),
             *_device_remarks(config, device),
             *(note for tier in tiers for note in getattr(tier, "notes", ())),

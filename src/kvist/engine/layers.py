@@ -12,22 +12,28 @@ from contextlib import contextmanager
 from torch import nn
 
 
-@contextmanager
-def only_first_layers(model: nn.Module, num_layers: int, keep: int) -> Iterator[None]:
-    """Let a model run with its first `keep` of `num_layers` layers, for as long as the block lasts.
-
-    A model whose stack cannot be told for sure keeps all of them.
-    """
+def find_stack(model: nn.Module, num_layers: int) -> tuple[nn.Module, str, nn.ModuleList] | None:
+    """Return the module that has the stack, its name there, and the stack; None if in doubt."""
     stacks = [
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
         if isinstance(child, nn.ModuleList) and len(child) == num_layers
     ]
-    if len(stacks) != 1 or keep >= num_layers:
+    return stacks[0] if len(stacks) == 1 else None
+
+
+@contextmanager
+def only_first_layers(model: nn.Module, num_layers: int, keep: int) -> Iterator[None]:
+    """Let a model run with its first `keep` of `num_layers` layers, for as long as the block lasts.
+
+    A model whose stack cannot be told for sure keeps all of them.
+    """
+    found = find_stack(model, num_layers)
+    if found is None or keep >= num_layers:
         yield
         return
-    parent, name, stack = stacks[0]
+    parent, name, stack = found
     setattr(parent, name, stack[:keep])
     try:
         yield

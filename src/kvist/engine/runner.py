@@ -12,6 +12,7 @@ import copy
 import inspect
 from array import array
 from collections import Counter
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,10 @@ from kvist.engine.sampler import NOT_FINITE, sample
 from kvist.engine.sampling import SamplingParams
 from kvist.engine.sequence import TokenLogprobs
 from kvist.engine.step import SampleRow, Scheduled, StepPlan, StepResult
+from kvist.engine.surgery.modules import keep_logits_wide
+from kvist.engine.surgery.operate import SurgeryReport, operate
+from kvist.engine.surgery.recording import Recording, record_layers
+from kvist.engine.surgery.stack import FusedModel
 from kvist.errors import IntegrityError, ModelError
 from kvist.kernels.dispatch import KernelSet
 from kvist.spec import BlockLayout
@@ -53,7 +58,8 @@ class ModelRunner:
 
     Notes
     -----
-    Call `check_model`, then `attach` a pool, then `run`.
+    Call `check_model`, then, where packed weights can be used, `fuse`, then `attach` a pool, then
+    `run`.
     """
 
     def __init__(
@@ -68,6 +74,10 @@ class ModelRunner:
     ) -> None:
         register()
         use_own_config(model)
+        head = _head_of(model)
+        # "sdpa" promises the bits of transformers, whose logits are rounded.
+        if head is not None and all(backend != "sdpa" for _, backend, _ in kernels.report):
+            keep_logits_wide(head)
         if batch_invariant:
             make_invariant(model)
         self.model = model
@@ -81,6 +91,7 @@ class ModelRunner:
         first = next(model.parameters())
         self._device, self._dtype = first.device, first.dtype
         self._batch_invariant = batch_invariant
+        self._fused: FusedModel | None = None
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def attach(self, pool: DevicePool) -> None:
@@ -106,8 +117,13 @@ class ModelRunner:
             self.num_forward_tokens += plan.num_tokens
             return _result(batch, logits)
 
-    def check_model(self) -> None:
+    def check_model(self) -> Recording:
         """Run a tiny batch and see that every layer attended exactly once, through us.
+
+        Returns
+        -------
+        Recording
+            What the layers made of it, for `fuse`.
 
         Raises
         ------
@@ -116,10 +132,13 @@ class ModelRunner:
             asked attention for something we do not know.
         """
         plan = _plan([(3, 3), (1, 1)], self.layout.block_size, num_blocks=2)
+        num_layers = self.layout.num_layers
         with torch.inference_mode():
             pool = self._scratch(2)
             context = self._context(self._batch(plan), pool)
-            logits = self._forward(context)
+            recording = Recording(context)
+            with record_layers(self.model, num_layers, recording):
+                logits = recording.logits = self._forward(context)
         calls = Counter(context.calls)
         expected = Counter(range(self.layout.num_layers))
         if calls != expected:
@@ -135,6 +154,19 @@ class ModelRunner:
                 f"{type(self.model).__name__} in {self._dtype} gives logits that are not finite for"
                 " a prompt of 3 tokens; the weights are damaged, or need another --dtype"
             )
+        return recording
+
+    def fuse(self, recording: Recording, weights: str) -> SurgeryReport:
+        """Replace layers by fused calls, and linear layers by packed ones; see `engine.surgery`.
+
+        Parameters
+        ----------
+        recording : Recording
+            From `check_model`.
+        weights : {"auto", "int8", "int4"}
+        """
+        self._fused, report = operate(self.model, recording, weights, alone=self._batch_invariant)
+        return report
 
     def measure_workspace(self, num_tokens: int, num_samples: int) -> int:
         """Run the largest step there can be, and return the bytes it needed beside weights and KV.
@@ -153,12 +185,16 @@ class ModelRunner:
         with torch.inference_mode():
             pool = self._scratch(num_blocks)
             pool.zero_()
-            shortened = only_first_layers(self.model, self.layout.num_layers, keep=1)
+            shortened = (
+                only_first_layers(self.model, self.layout.num_layers, keep=1)
+                if self._fused is None
+                else nullcontext()
+            )
             with shortened, PeakMeter(self._device) as meter:
                 batch = self._batch(plan)
                 context = self._context(batch, pool)
                 rows = torch.arange(min(num_samples, num_tokens), device=self._device)
-                logits = self._forward(context, rows)
+                logits = self._forward(context, rows, num_layers=1)
                 sample(logits, [SampleRow(_GREEDY, 0, 0)] * len(rows))
         return meter.peak_bytes
 
@@ -172,11 +208,20 @@ class ModelRunner:
     def _context(self, batch: ForwardBatch, pool: Tensor) -> StepContext:
         return StepContext(batch, pool, self.layout, self.kernels, max_context=self.max_model_len)
 
-    def _forward(self, context: StepContext, rows: Tensor | None = None) -> Tensor:
-        """Run the model. Returns float32 [n, V]: a row a sample, then those of the prompts."""
+    def _forward(
+        self, context: StepContext, rows: Tensor | None = None, num_layers: int | None = None
+    ) -> Tensor:
+        """Run the model, or what is fused of it.
+
+        Returns float32 [n, V]: a row a sample, then those of the prompts.
+        """
         batch = context.batch
         if rows is None:
-            rows = torch.cat((batch.sample_rows, batch.prompt_rows))
+            rows = batch.sample_rows
+            if batch.prompts:
+                rows = torch.cat((rows, batch.prompt_rows))
+        if self._fused is not None:
+            return self._fused.forward(context, rows, num_layers)
         extras = {"logits_to_keep": rows} if self._keeps_logits else {}
         output = self.model(
             input_ids=batch.input_ids,
@@ -206,6 +251,12 @@ def use_own_config(model: nn.Module) -> None:
     for module in model.modules():
         if getattr(module, "config", None) is shared:
             module.config = own
+
+
+def _head_of(model: nn.Module) -> nn.Linear | None:
+    getter = getattr(model, "get_output_embeddings", None)
+    head = getter() if callable(getter) else None
+    return head if type(head) is nn.Linear else None
 
 
 def _result(batch: ForwardBatch, logits: Tensor) -> StepResult:

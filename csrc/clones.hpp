@@ -1,0 +1,28 @@
+// Loops compiled for several processors, one of which is chosen when the library is loaded, and memory
+// for them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+
+#if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define KVIST_VERSIONS __attribute__((noinline, target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define KVIST_VERSIONS __attribute__((noinline))
+#endif
+
+namespace kvist {
+
+// fp32 memory on a cache line's boundary, not initialised.
+struct FloatBuffer {
+    explicit FloatBuffer(std::int64_t count)
+        : data(static_cast<float*>(::operator new(static_cast<std::size_t>(count) * sizeof(float),
+                                                  std::align_val_t{64}))) {}
+    ~FloatBuffer() { ::operator delete(data, std::align_val_t{64}); }
+    FloatBuffer(const FloatBuffer&) = delete;
+    FloatBuffer& operator=(const FloatBuffer&) = delete;
+    float* const data;
+};
+
+}  // namespace kvist

@@ -1,0 +1,81 @@
+// Decoder layers up to attention and after it, one call for everything between two attentions.
+//
+//     begin()     rows of the embedding                                   -> residual
+//     enter(i)    norm -> QKV -> norms of heads -> rotary                 -> query, key, value
+//     leave(i)    output projection + residual -> norm -> gate, up -> SiLU -> down + residual
+//     advance(i)  leave(i), then enter(i + 1)
+//     finish()    norm of the wanted rows -> head                         -> logits
+//
+// Attention itself is somebody else's: between the calls K and V are written and read through the
+// buffers that `bind` was given. One team of threads runs a whole call.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "clones.hpp"
+#include "linear.hpp"
+
+namespace kvist {
+
+// An RMS norm; the memory of its weights is kept.
+struct Norm {
+    ConstArray weight;
+    float epsilon;
+};
+
+struct Layer {
+    Norm first, second;
+    std::optional<Norm> query, key;  // of heads
+    const Linear *qkv, *output, *gate_up, *down;
+    bool rotary;
+};
+
+class Stack {
+  public:
+    Stack(std::int64_t hidden, std::int64_t num_query_heads, std::int64_t num_kv_heads, std::int64_t head_dim,
+          std::int64_t intermediate, std::int64_t rotary_dim, bool bf16);
+
+    void add_layer(const ConstArray& first, float first_epsilon, const ConstArray& second, float second_epsilon,
+                   const std::optional<ConstArray>& query_norm, const std::optional<ConstArray>& key_norm,
+                   float head_epsilon, const Linear& qkv, const Linear& output, const Linear& gate_up,
+                   const Linear& down, bool rotary);
+    // Packed rows that `begin` takes; of a model whose embedding is its head, that head.
+    void set_embedding(const Linear& embedding);
+    void set_head(const ConstArray& norm, float epsilon, const Linear& head);
+
+    // Buffers of a step of T tokens.
+    void bind(const Indices1& ids, const Array& residual, const Array& query, const Array& key, const Array& value,
+              const ConstArray& attended, const ConstArray& cos, const ConstArray& sin);
+    // Which rows' logits are wanted, and where they go.
+    void want(const Indices1& rows, const Array& logits);
+
+    void begin();
+    void enter(std::int64_t layer) { run(-1, layer); }
+    void leave(std::int64_t layer) { run(layer, -1); }
+    void advance(std::int64_t layer) { run(layer, layer + 1); }
+    void finish();
+
+  private:
+    void run(std::int64_t leaving, std::int64_t entering);
+    void enter_layer(const Layer& layer);
+    void leave_layer(const Layer& layer);
+    void normalize(const Norm& norm);
+    Norm norm_of(const char* name, const ConstArray& weight, std::int64_t width, float epsilon) const;
+    char* at(const Array& array) const { return static_cast<char*>(array.data()); }
+    Input input(const void* data, std::int64_t width) const { return Input{data, element_, width, tokens_}; }
+
+    const std::int64_t hidden_, query_heads_, kv_heads_, head_dim_, intermediate_, rotary_;
+    const Element element_;
+    std::vector<Layer> layers_;
+    std::optional<Norm> last_;
+    const Linear *embedding_ = nullptr, *head_ = nullptr;
+    std::int64_t tokens_ = 0, room_ = 0;
+    Array residual_, query_, key_, value_, logits_;
+    ConstArray attended_, cos_, sin_;
+    Indices1 ids_, rows_;
+    std::unique_ptr<FloatBuffer> normed_, active_;
+};
+
+}  // namespace kvist

@@ -1,0 +1,156 @@
+"""Packed products equal plain ones, on every instruction set that this processor has.
+
+Guards: a weight in the wrong place of the packing, a tail of rows or outputs that is lost, scales
+and minima of another output, a level decoded to another number, and rows whose sums depend on their
+neighbours where that was ruled out. The instruction set is chosen once a process, so each runs in
+one of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from kvist.kernels import linear
+from kvist.kernels.linear import WEIGHT_KINDS, pack
+
+CPU = torch.device("cpu")
+NO_CPP = linear.obstacle(CPU, torch.bfloat16)
+
+pytestmark = pytest.mark.skipif(NO_CPP is not None, reason=str(NO_CPP))
+
+ISAS = ("portable", "avx512bf16", "amx")
+ROWS = (1, 2, 3, 4, 5, 8, 11, 16, 17, 32, 33, 49, 300)
+SHAPES = ((32, 32), (40, 32), (261, 64), (576, 160))
+
+
+def weights(outputs: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(outputs * 1000 + inputs)
+    drawn = torch.randn(outputs, inputs, generator=generator)
+    # Outputs of very different size: a scale that belongs to another one shows.
+    return (drawn * torch.logspace(-2, 0, outputs)[:, None]).to(dtype)
+
+
+def rows_of(count: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(count)
+    return torch.randn(count, inputs, generator=generator).to(dtype)
+
+
+def unpacked(packed: linear.PackedMatrix) -> torch.Tensor:
+    return packed.rows(torch.arange(packed.outputs), torch.float32)
+
+
+def check_products(outputs: int, inputs: int, kind: str, dtype: torch.dtype) -> None:
+    bias = torch.linspace(-1, 1, outputs)
+    packed = pack(weights(outputs, inputs, dtype), kind, bias)
+    plain = unpacked(packed)
+    for count in ROWS:
+        x = rows_of(count, inputs, dtype)
+        expected = x.float() @ plain.T + bias
+        found = packed.multiply(x, torch.float32)
+        # Weights of 4 bits are rounded to bf16 on their way into tiles, and elsewhere level and
+        # minimum are summed apart; everything else is exact.
+        loss = 2**-21
+        if kind == "int4":
+            loss = 2**-8 if dtype == torch.bfloat16 else 2**-18
+        size = x.float().abs() @ plain.abs().T + bias.abs()
+        assert ((found - expected).abs() <= loss * size + 1e-30).all(), (count, kind)
+        rounded = packed.multiply(x)
+        assert rounded.dtype == dtype
+        assert torch.equal(rounded, found.to(dtype)), (count, kind)
+
+
+def check_alone(kind: str, dtype: torch.dtype) -> None:
+    packed = pack(weights(261, 64, dtype), kind, alone=True)
+    x = rows_of(70, 64, dtype)
+    together = packed.multiply(x, torch.float32)
+    for begin, end in ((0, 1), (1, 3), (3, 40), (40, 45), (45, 70)):
+        part = packed.multiply(x[begin:end].clone(), torch.float32)
+        assert torch.equal(part, together[begin:end]), (kind, begin, end)
+
+
+def check_all() -> None:
+    for dtype in (torch.bfloat16, torch.float32):
+        for kind in WEIGHT_KINDS:
+            for outputs, inputs in SHAPES:
+                check_products(outputs, inputs, kind, dtype)
+            check_alone(kind, dtype)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_products(isa):
+    """An instruction set that is not there falls back to the next lower one and must be right."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import runpy; runpy.run_path({__file__!r})['check_all']()"],
+        env={**os.environ, "KVIST_ISA": isa, "OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_weights_of_16_and_32_bits_come_back_as_they_were(dtype):
+    weight = weights(261, 64, dtype)
+    kind = "bfloat16" if dtype == torch.bfloat16 else "float32"
+    assert torch.equal(unpacked(pack(weight, kind)), weight.float())
+
+
+def test_int8_is_the_nearest_of_127_steps_to_each_side():
+    weight = weights(261, 64, torch.float32)
+    weight[7] = 0
+    step = weight.abs().amax(1, keepdim=True) / 127
+    found = unpacked(pack(weight, "int8"))
+    assert ((found - weight).abs() <= step * 0.5001).all()
+    assert torch.equal(found[7], torch.zeros(64))
+
+
+def test_int4_is_at_least_as_near_as_16_steps_from_least_to_greatest():
+    weight = weights(261, 64, torch.float32)
+    weight[5, :32] = 0.25  # a group without any spread
+    groups = weight.reshape(261, 2, 32)
+    least, most = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    step = (most - least) / 15
+    plain = ((groups - least) / step.clamp(min=1e-30)).round() * step + least
+    error = (unpacked(pack(weight, "int4")).reshape(groups.shape) - groups).pow(2).sum(-1)
+    # Scale and minimum are fp16, which the plain form here is not.
+    allowed = (plain - groups).pow(2).sum(-1) * 1.02 + (most - least)[..., 0] ** 2 * 1e-5
+    assert (error <= allowed + 1e-9).all()
+
+
+def test_int4_finds_a_grid_of_its_own_kind_again():
+    """Weights that were 4-bit groups of 32 once, then rounded to bf16, as GGUF's Q4_1 are here."""
+    generator = torch.Generator().manual_seed(3)
+    levels = torch.randint(0, 16, (64, 4, 32), generator=generator)
+    levels[..., 0], levels[..., 1] = 0, 15
+    scale = (torch.rand(64, 4, 1, generator=generator) * 0.01 + 0.001).half().float()
+    least = (-8 * scale * (1 + 0.1 * torch.rand(64, 4, 1, generator=generator))).half().float()
+    weight = (levels * scale + least).reshape(64, 128)
+    found = unpacked(pack(weight.to(torch.bfloat16), "int4"))
+    assert (found - weight).norm() <= 2**-8 * weight.norm()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: pack(torch.zeros(4, 33), "int8"), "multiple of 32"),
+        (lambda: pack(torch.zeros(0, 32), "int8"), "output"),
+        (lambda: pack(torch.zeros(4, 32, dtype=torch.float16), "int8"), "float32 or bfloat16"),
+        (lambda: pack(torch.zeros(4, 32), "int2"), "int2"),
+        (lambda: pack(torch.zeros(4, 32), "int8", torch.zeros(3)), "bias has shape"),
+        (lambda: pack(torch.zeros(4, 32), "int8").multiply(torch.zeros(2, 64)), "x has shape"),
+        (lambda: pack(torch.zeros(4, 32), "int8").multiply(torch.zeros(2, 32).half()), "x must be"),
+        (lambda: pack(torch.zeros(4, 64), "int8").multiply(torch.zeros(64, 2).T), "contiguous"),
+        (lambda: pack(torch.zeros(4, 32), "int4").rows(torch.tensor([4]), torch.float32), "ids"),
+        (lambda: pack(torch.zeros(4, 32), "int4").rows(torch.tensor([-1]), torch.float32), "ids"),
+    ],
+)
+def test_what_does_not_fit_is_refused(call, words):
+    with pytest.raises((ValueError, TypeError, IndexError), match=words):
+        call()
