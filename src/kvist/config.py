@@ -130,6 +130,8 @@ class EngineConfig:
         Whether what a tier has is loaded or computed; ``auto`` goes by measured speeds.
     event_log : str or None
         File that is told, as JSON lines, what happens.
+    profile_steps : int
+        Record so many steps from the first on, and write a Chrome trace that the log names.
     poison_fresh_blocks : bool
         Fill newly handed out blocks with NaN, so that reading a slot nobody wrote shows. For tests.
     """
@@ -164,6 +166,7 @@ class EngineConfig:
     tier_write_policy: str = "through"
     tier_load_policy: str = "auto"
     event_log: str | None = None
+    profile_steps: int = 0
     poison_fresh_blocks: bool = False
 
     def __post_init__(self) -> None:
@@ -216,6 +219,7 @@ class EngineConfig:
             "tier_load_policy",
             "auto, always or never",
         )
+        check(self.profile_steps >= 0, "profile_steps", "0 or more")
         check(self.weights in ("auto", "int8", "int4"), "weights", "auto, int8 or int4")
 
     @classmethod

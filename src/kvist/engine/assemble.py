@@ -23,6 +23,7 @@ from kvist.engine.engine import Engine
 from kvist.engine.grammar_compiler import GrammarCompiler
 from kvist.engine.memory import available_bytes
 from kvist.engine.notes import preset_remarks, utilization_remark
+from kvist.engine.profiled import ProfiledRunner
 from kvist.engine.runner import ModelRunner
 from kvist.engine.scheduler import PROMPT_LOGPROB_TOKENS
 from kvist.engine.surgery.choice import arithmetic_of, why_modules
@@ -175,7 +176,8 @@ def _open(config: EngineConfig, tiers: list[Tier], process_bytes: int) -> OpenEn
         model=source.name,
         kv_format=kv_format.name,
     )
-    engine = books.open_engine(config, root, runner, compile_grammar, loads)
+    profiled = ProfiledRunner(runner, config.profile_steps) if config.profile_steps else runner
+    engine = books.open_engine(config, root, profiled, compile_grammar, loads)
     weights_bytes = _weights_bytes(model)
     bill = StartupBill(
         model=source.name,
