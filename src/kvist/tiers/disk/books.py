@@ -16,83 +16,17 @@ Threads: none of its own; every call under the owner's lock.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
 
 from kvist.errors import DamageError, IntegrityError
 from kvist.keys import BlockKey
 from kvist.policies.base import Candidate
 from kvist.policies.keeper import Keeper
-from kvist.tiers.base import NAMESPACE_BYTES, Namespace
+from kvist.tiers.base import NAMESPACE_BYTES
 from kvist.tiers.checksum import SegmentChecksum
 from kvist.tiers.disk.index import Row, State
 from kvist.tiers.disk.layout import Header, Kind
+from kvist.tiers.disk.record import Record, Shelf
 from kvist.tiers.extents import EXTENT_BYTES, ExtentArena, Run
-
-
-class Record:
-    """A record, and what this process does with it.
-
-    Attributes
-    ----------
-    data : bytes
-        The packed header. Unpacked, and so verified, for every read: a tenth of the memory.
-    seq : int
-        Of its row in the index: not the one in the header.
-    mine : bool
-        Whether this process writes it.
-    readers : int
-        Reads under way.
-    """
-
-    __slots__ = (
-        "created_s", "data", "exact", "hits", "key", "kind", "mine", "namespace", "readers",
-         "runs", "seq", "state", "stored_bytes", "used",
-    )  # fmt: skip
-
-    def __init__(self, header: Header, data: bytes, seq: int, *, mine: bool) -> None:
-        self.data = data
-        self.seq = seq
-        self.mine = mine
-        self.kind = header.kind
-        self.namespace = header.namespace
-        self.key = header.key
-        self.runs = header.runs
-        self.exact = header.exact
-        self.stored_bytes = header.stored_bytes
-        self.created_s = header.created_s
-        self.state = State.WRITING
-        self.hits = 0
-        self.used = 0
-        self.readers = 0
-
-    @property
-    def slot(self) -> int:
-        """Number of its header slot."""
-        return self.runs[0][0]
-
-    @property
-    def ident(self) -> bytes:
-        """Its name among all namespaces."""
-        return self.namespace + self.key
-
-    @property
-    def room_bytes(self) -> int:
-        """Bytes of the extents it occupies."""
-        return EXTENT_BYTES * sum(length for _, length in self.runs)
-
-
-@dataclass(slots=True)
-class Shelf:
-    """The records of one namespace.
-
-    `label` is what was said of it, here or by whoever stored; `descriptor` is the record with it.
-    """
-
-    label: Namespace | None = None
-    descriptor: Record | None = None
-    blocks: dict[BlockKey, Record] = field(default_factory=dict)
-    num_writing: int = 0
-    room_bytes: int = 0
 
 
 class Books:

@@ -15,10 +15,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 
-from kvist.tiers.disk.books import Books, Record
+from kvist.tiers.disk.books import Books
 from kvist.tiers.disk.files import Files
 from kvist.tiers.disk.index import MAX_ROWS_A_TRANSACTION, Index, Row, State
 from kvist.tiers.disk.rebuild import open_index, rebuild_index
+from kvist.tiers.disk.record import Record
 from kvist.tiers.disk.slab import Slab
 
 

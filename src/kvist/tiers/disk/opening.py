@@ -25,7 +25,7 @@ from kvist.policies.registry import make_policy
 from kvist.sizes import format_size
 from kvist.tiers.base import Namespace
 from kvist.tiers.checksum import SegmentChecksum
-from kvist.tiers.disk.books import Books, Record
+from kvist.tiers.disk.books import Books
 from kvist.tiers.disk.files import Files, make_private, require_local
 from kvist.tiers.disk.index import (
     INDEX_NAME,
@@ -36,6 +36,7 @@ from kvist.tiers.disk.index import (
 from kvist.tiers.disk.layout import Kind, num_extents, slab_bytes
 from kvist.tiers.disk.ledger import Ledger
 from kvist.tiers.disk.rebuild import open_index, rebuild_index
+from kvist.tiers.disk.record import Record
 from kvist.tiers.disk.slab import Slab, open_slab
 from kvist.tiers.disk.store import DiskStore
 

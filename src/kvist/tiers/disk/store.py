@@ -27,11 +27,11 @@ from kvist.errors import DamageError
 from kvist.keys import BlockKey
 from kvist.policies.base import Candidate
 from kvist.tiers.base import Namespace, Outcome
-from kvist.tiers.disk.books import Record
 from kvist.tiers.disk.coding import RAW, Coder, Put
 from kvist.tiers.disk.index import Row, State
 from kvist.tiers.disk.layout import NO_PARENT, Header, max_runs
 from kvist.tiers.disk.ledger import Ledger
+from kvist.tiers.disk.record import Record
 from kvist.tiers.disk.slab import Slab
 from kvist.tiers.extents import EXTENT_BYTES, extents_for
 
