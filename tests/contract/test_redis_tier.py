@@ -136,8 +136,8 @@ def test_a_lookup_costs_one_round_trip_to_each_node(where, server, cluster):
     exchanges = []
     for node in nodes:
         inner = node._exchange
-        node._exchange = lambda commands, node=node, inner=inner: (
-            exchanges.append((node.label, len(commands))) or inner(commands)
+        node._exchange = lambda connection, commands, node=node, inner=inner: (
+            exchanges.append((node.label, len(commands))) or inner(connection, commands)
         )
     keys = [block_key(("many", index)) for index in range(500)]
     assert driver.hits(A, keys) == [False] * 500
