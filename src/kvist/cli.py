@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,6 +37,8 @@ app = typer.Typer(
     " reused?",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    # Rich's tables cut long names of options off where the terminal is narrow.
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(bench_app, name="bench")
@@ -160,6 +163,9 @@ def generate(
             err.print(turn.summary(), style="dim", highlight=False, soft_wrap=True)
 
 
+_CHAT_COMMANDS = "/clear, /bill, /quit"
+
+
 @app.command()
 @with_engine_options
 def chat(
@@ -185,7 +191,7 @@ def chat(
         )
         opening = [{"role": "system", "content": system}] if system else []
         messages = list(opening)
-        err.print(f"{llm.bill.model}; /clear, /bill, /quit", style="dim", highlight=False)
+        err.print(f"{llm.bill.model}; {_CHAT_COMMANDS}", style="dim", highlight=False)
         while (line := _read_line()) is not None:
             if line in ("/quit", "/exit"):
                 break
@@ -193,6 +199,9 @@ def chat(
                 messages = list(opening)
             elif line == "/bill":
                 err.print(llm.bill.describe(), highlight=False, markup=False, soft_wrap=True)
+            elif re.fullmatch(r"/\w+", line):
+                # A slip of the fingers, not a turn of the conversation.
+                err.print(f"{line} is no command; there are {_CHAT_COMMANDS}", style="dim")
             elif line:
                 messages.append({"role": "user", "content": line})
                 turn = Turn(llm, _write)
@@ -206,7 +215,9 @@ def chat(
                     err.print("\n(stopped; that turn is forgotten)", style="dim")
                 except KvistError as error:
                     messages.pop()
-                    err.print(str(error), style="red", markup=False, highlight=False)
+                    err.print(
+                        str(error), style="red", markup=False, highlight=False, soft_wrap=True
+                    )
 
 
 def _write(text: str) -> None:

@@ -264,6 +264,8 @@ class ServerConfig:
         Taken for vLLM's sake: a request with tools says it all.
     max_body_bytes : int
         Of one request.
+    engine_timeout : float
+        Seconds in which the engine must end a step; after that it is taken to hang.
     """
 
     host: str = "127.0.0.1"
@@ -275,10 +277,12 @@ class ServerConfig:
     tool_call_parser: str = "auto"
     enable_auto_tool_choice: bool = True
     max_body_bytes: int = 16 << 20
+    engine_timeout: float = 120.0
 
     def __post_init__(self) -> None:
         require(self, 0 <= self.port <= 65_535, "port", "from 0 to 65535")
         require(self, self.shutdown_timeout >= 0, "shutdown_timeout", "at least 0")
+        require(self, self.engine_timeout >= 2, "engine_timeout", "at least 2")
         require(self, self.api_key != "", "api_key", "a key that is not empty, or none")
         require(
             self,

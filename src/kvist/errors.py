@@ -11,6 +11,7 @@
     ├─ CapacityError              would not fit, whatever were evicted
     ├─ BackendError               a kernel or device that cannot run here, and why
     ├─ DamageError(ValueError)    bytes from a tier that are not what was stored; a miss by then
+    ├─ EngineStalledError         the engine process has made no step for too long
     ├─ EngineDeadError            the engine process is gone; nothing more can be served
     └─ IntegrityError             a broken invariant: our own bug; carries the state
 
@@ -78,6 +79,10 @@ class BackendError(KvistError):
 
 class DamageError(KvistError, ValueError):
     """Bytes are not what was stored. Raised inside a tier; to its callers it is an `Outcome`."""
+
+
+class EngineStalledError(KvistError):
+    """The engine process is there and its loop has not gone round for too long."""
 
 
 class EngineDeadError(KvistError):

@@ -64,6 +64,8 @@ SERVER_HELP: Mapping[str, str] = MappingProxyType(
         "tool_call_parser": "Form of the model's tool calls: auto (by the chat template), hermes,"
         " llama3_json, mistral.",
         "enable_auto_tool_choice": "Always on; taken for vLLM's sake.",
+        "engine_timeout": "Seconds that one step of the engine may take; then it is taken to hang,"
+        " and those who wait get 503. Default: 120.",
         "max_body_bytes": "Size of a request at most, such as 16MiB (the default).",
     }
 )

@@ -33,8 +33,8 @@ def null_client():
     from kvist.server.bridge import EngineClient
 
     @asynccontextmanager
-    async def opened():
-        client = EngineClient(EngineConfig(model="null"), NULL_WORKER)
+    async def opened(**options):
+        client = EngineClient(EngineConfig(model="null"), NULL_WORKER, **options)
         try:
             await client.start()
             await client.wait_ready()
@@ -110,8 +110,13 @@ class ScriptedClient:
         self.news = news
         self.death = None
         self.refusal = None
+        self.stalled = None
+        self.num_turned_away = 0
         self.requests = []
         self.aborted = []
+
+    def turn_away(self):
+        self.num_turned_away += 1
 
     def submit(self, request):
         from kvist.server.stream import RequestStream

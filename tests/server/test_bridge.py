@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -30,8 +29,16 @@ from kvist.engine.messages import Add, AskStats, Codec, Launch, Ready, Stats, Up
 from kvist.engine.null_runner import null_generate
 from kvist.engine.sampling import SamplingParams
 from kvist.engine.sequence import EngineRequest
-from kvist.errors import CapacityError, ConfigError, EngineDeadError, RequestError
+from kvist.errors import (
+    CapacityError,
+    ConfigError,
+    EngineDeadError,
+    EngineStalledError,
+    RequestError,
+)
+from kvist.server import bridge
 from kvist.server.bridge import EngineClient
+from kvist.server.sockets import SocketFolder
 from kvist.server.stream import RequestStream
 
 HERE = Path(__file__).parent
@@ -195,7 +202,7 @@ def test_an_engine_that_is_still_loading_can_be_stopped(monkeypatch):
         client = EngineClient(EngineConfig(), NULL_WORKER)
         await client.start()
         await client.stop()
-        return client._process.returncode, client._folder.exists()
+        return client._process.returncode, client._folder.path.exists()
 
     assert asyncio.run(main()) == (-signal.SIGKILL, False)
 
@@ -213,6 +220,57 @@ def test_a_killed_engine_fails_who_waits_and_who_comes(null_client):
             with pytest.raises(EngineDeadError, match="SIGKILL"):
                 await client.stats()
             assert "SIGKILL" in client.death
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_hangs_is_said_to_and_heard_again_when_it_wakes(null_client, comes_true):
+    async def main():
+        async with null_client(engine_timeout_s=2.0) as client:
+            stream = client.submit(request("a", [1], FOREVER))
+            await anext(stream)
+            client._process.send_signal(signal.SIGSTOP)
+            with pytest.raises(EngineStalledError, match=r"no step for [23] s.*--engine-timeout=2"):
+                await collect(stream)
+            assert client.stalled is not None
+            with pytest.raises(EngineStalledError):
+                client.submit(request("b", [1], 1))
+            with pytest.raises(EngineStalledError):
+                await client.stats()
+            client._process.send_signal(signal.SIGCONT)
+
+            async def is_heard():
+                return client.stalled is None
+
+            await comes_true(is_heard)
+            # Nobody waits for the first any more.
+            await comes_true(lambda: is_idle(client))
+            return await collect(client.submit(request("c", [1], 5)))
+
+    tokens, _ = asyncio.run(main())
+    assert tokens == null_generate([1], 5, VOCAB_SIZE)
+
+
+def test_a_question_that_the_engine_does_not_answer_is_not_waited_for(null_client, monkeypatch):
+    monkeypatch.setattr(bridge, "STATS_S", 0.2)
+
+    async def main():
+        async with null_client() as client:
+            client._process.send_signal(signal.SIGSTOP)
+            with pytest.raises(EngineStalledError, match=r"not answered for 0\.2 s"):
+                await client.stats()
+            client._process.send_signal(signal.SIGCONT)
+            assert client.stalled is None, "that may have been a long step"
+
+    asyncio.run(main())
+
+
+def test_an_idle_engine_is_heard_too(null_client):
+    async def main():
+        async with null_client(engine_timeout_s=2.0) as client:
+            for _ in range(25):
+                await asyncio.sleep(0.1)
+                assert client.stalled is None
 
     asyncio.run(main())
 
@@ -246,7 +304,7 @@ def test_drain_aborts_what_outlasts_the_grace(null_client):
 def test_a_stopped_engine_exits_cleanly_and_leaves_no_files(null_client):
     async def main():
         async with null_client() as client:
-            folder = client._folder
+            folder = client._folder.path
             assert folder.stat().st_mode & 0o077 == 0, "only this user may connect"
             client.submit(request("a", [1], FOREVER))
         return client._process.returncode, folder.exists()
@@ -283,7 +341,7 @@ def test_the_engine_dies_with_its_parent():
             client = EngineClient(EngineConfig(), {NULL_WORKER!r})
             await client.start()
             await client.wait_ready()
-            print(client._folder, flush=True)
+            print(client._folder.path, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
 
         asyncio.run(main())
@@ -297,7 +355,11 @@ def test_the_engine_dies_with_its_parent():
         timeout=60,
     )
     assert done.returncode == -signal.SIGKILL
-    shutil.rmtree(done.stdout.strip())
+    left, lives = Path(done.stdout.strip()), SocketFolder()
+    assert not left.exists(), "the next server to start clears up"
+    SocketFolder().remove()
+    assert lives.path.exists(), "its server is still there"
+    lives.remove()
 
 
 def test_an_engine_that_nobody_reads_rests_and_loses_nothing(tmp_path):

@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,57 @@ def test_a_second_signal_ends_all_at_once(serving, tiny):
         code, output = server.finish()
     assert (code, "Traceback" in output) == (128 + signal.SIGINT, False), output
     assert not worker.is_running()
+
+
+def test_a_hung_engine_holds_up_neither_who_asks_nor_the_end(serving, tiny):
+    with serving(tiny, "--engine-timeout", "2", null=True, NULL_STEP_S="0.002") as server:
+        client = server.ready().client()
+        worker = server.worker()
+        stream = chat(client, stream=True, max_tokens=30_000)
+        next(stream)
+        worker.suspend()
+        with pytest.raises(openai.APIError, match="ended no step for"):
+            list(stream)
+        health = httpx.get(f"{server.url}/health")
+        assert health.status_code == 503
+        assert health.json()["error"]["code"] == "engine_stalled"
+        assert httpx.get(f"{server.url}/v1/kv/stats").status_code == 503
+        with pytest.raises(openai.InternalServerError, match="ended no step for"):
+            chat(client)
+        server.process.send_signal(signal.SIGTERM)
+        while "shutting down" not in server.output:
+            time.sleep(0.01)
+        server.process.send_signal(signal.SIGTERM)
+        code, output = server.finish()
+    assert code == 128 + signal.SIGTERM
+    assert "Traceback" not in output, output
+    assert "CancelledError" not in output, output
+    assert not worker.is_running()
+
+
+def test_a_second_signal_leaves_no_trace_of_those_who_still_wait(serving, tiny):
+    with serving(tiny, null=True, NULL_STEP_S="0.002") as server:
+        server.ready()
+        worker = server.worker()
+        worker.suspend()
+        with ThreadPoolExecutor(3) as pool:
+
+            def ask(path, **options):
+                with pytest.raises(httpx.HTTPError):
+                    httpx.get(f"{server.url}{path}", timeout=60, **options).raise_for_status()
+
+            waiting = [pool.submit(ask, path) for path in ("/v1/kv/stats", "/metrics")]
+            time.sleep(0.5)
+            for _ in range(2):
+                server.process.send_signal(signal.SIGTERM)
+                while "shutting down" not in server.output:
+                    time.sleep(0.01)
+            code, output = server.finish()
+            for asked in waiting:
+                asked.result()
+    assert code == 128 + signal.SIGTERM
+    assert "Traceback" not in output, output
+    assert "CancelledError" not in output, output
 
 
 def test_without_its_engine_the_server_says_so_until_it_is_stopped(serving, tiny):

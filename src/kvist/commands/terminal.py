@@ -27,7 +27,7 @@ def plain_errors() -> Iterator[None]:
         yield
     except KvistError as error:
         err.print(f"[bold red]kvist:[/] {type(error).__name__}: ", end="")
-        err.print(str(error), markup=False, highlight=False)
+        err.print(str(error), markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None

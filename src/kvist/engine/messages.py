@@ -7,7 +7,7 @@ Imports no torch: the server speaks this too.
 ::
 
     server ──▶ engine    Launch (once, on stdin), then Add · Abort · AskStats · Stop
-    server ◀── engine    Ready or Failed, then Updates · Refused · Stats, at the end Stopped
+    server ◀── engine    Ready or Failed, then Updates · Refused · Stats · Alive, at the end Stopped
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from kvist.engine.sequence import EngineRequest
 from kvist.engine.step import Update
 from kvist.engine.telemetry import TelemetryCounts
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raised with every change to what follows. Both ends must have the same."""
+
+BEAT_S = 1.0
+"""An engine that is silent for longer is in a long step, or hangs."""
 
 HIGH_WATER = 1024
 """Messages that wait in a socket at most."""
@@ -153,12 +156,16 @@ class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     bill: StartupBill
 
 
+class Alive(msgspec.Struct, frozen=True, tag=True):
+    """The loop goes round. Said between two steps, where nothing else was said for `BEAT_S`."""
+
+
 class Stopped(msgspec.Struct, frozen=True, tag=True):
     """The last message of an engine that ends as it was asked to."""
 
 
 Command = Add | Abort | AskStats | Stop
-News = Ready | Failed | Updates | Refused | Stats | Stopped
+News = Ready | Failed | Updates | Refused | Stats | Alive | Stopped
 
 
 class Codec:

@@ -26,6 +26,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Protocol
@@ -37,10 +38,12 @@ from kvist.config import EngineConfig
 from kvist.engine.bill import MemoryUse, StartupBill
 from kvist.engine.engine import Engine
 from kvist.engine.messages import (
+    BEAT_S,
     HIGH_WATER,
     PROTOCOL,
     Abort,
     Add,
+    Alive,
     AskStats,
     Codec,
     Command,
@@ -86,6 +89,7 @@ class Link:
     def __init__(self, launch: Launch) -> None:
         self._parent_pid = launch.parent_pid
         self._codec = Codec()
+        self._sent_s = time.monotonic()
         self._context = zmq.Context()
         self._commands = self._context.socket(zmq.PULL)
         self._news = self._context.socket(zmq.PUSH)
@@ -98,6 +102,12 @@ class Link:
         while not self._news.poll(GLANCE_MS, zmq.POLLOUT):
             self.check_parent()
         self._news.send(self._codec.encode(news))
+        self._sent_s = time.monotonic()
+
+    def beat(self) -> None:
+        """Say that the loop goes round, unless something was said just now."""
+        if time.monotonic() - self._sent_s >= BEAT_S:
+            self.send(Alive())
 
     def receive(self, timeout_ms: int) -> Command | None:
         """Return the next command; ``None`` if there is none within the time."""
@@ -147,6 +157,7 @@ class Worker:
                 self._tell(self._engine.step())
             else:
                 self._engine.tend()
+            self._link.beat()
         self._opened.close(CLOSE_S)
         self._link.send(Stopped())
 

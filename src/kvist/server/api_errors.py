@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from kvist.errors import EngineDeadError, OverloadedError, RequestError
+from kvist.errors import EngineDeadError, EngineStalledError, OverloadedError, RequestError
 from kvist.server.schema import ErrorBody, ErrorResponse
 
 RETRY_AFTER_S = 5
@@ -94,6 +94,8 @@ def as_api_error(error: Exception) -> ApiError:
             )
         case EngineDeadError():
             return unavailable(str(error), "engine_dead")
+        case EngineStalledError():
+            return unavailable(str(error), "engine_stalled")
         case _:
             return ApiError(500, "the server made an error; its log says which", "server_error")
 

@@ -30,7 +30,7 @@ from kvist.server.completion_schema import (
 from kvist.server.completions import answer_completion
 from kvist.server.inflight import Client
 from kvist.server.metrics import add_metric_routes
-from kvist.server.middleware import BearerAuth, BodyLimit
+from kvist.server.middleware import BearerAuth, BodyLimit, QuietEnd
 from kvist.server.overflow import Window
 from kvist.server.schema import Detokenized, ErrorResponse, ModelEntry, ModelList, Tokens, Version
 from kvist.server.service import Service
@@ -100,6 +100,7 @@ def create_app(
     app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes)
     if config.api_key is not None:
         app.add_middleware(BearerAuth, api_key=config.api_key)
+    app.add_middleware(QuietEnd)
     _add_routes_of_the_model(app, service, model_root)
     _add_routes_of_text(app, service)
     add_metric_routes(app, client, served_model_name)
@@ -153,6 +154,8 @@ def _add_routes_of_the_model(app: FastAPI, service: Service, model_root: str) ->
     async def health() -> Response:
         if service.client.death is not None:
             raise unavailable(service.client.death, "engine_dead")
+        if service.client.stalled is not None:
+            raise unavailable(service.client.stalled, "engine_stalled")
         return Response(status_code=200)
 
     @app.get("/version")

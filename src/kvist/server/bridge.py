@@ -13,27 +13,23 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
-import signal
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import zmq
 import zmq.asyncio
 
-from kvist import errors
 from kvist.config import EngineConfig
 from kvist.engine.messages import (
     HIGH_WATER,
     PROTOCOL,
     Abort,
     Add,
+    Alive,
     AskStats,
     Codec,
     Command,
@@ -50,12 +46,14 @@ from kvist.engine.messages import (
 from kvist.engine.sequence import EngineRequest
 from kvist.engine.step import Update
 from kvist.errors import (
-    ConfigError,
     EngineDeadError,
+    EngineStalledError,
     KvistError,
     OverloadedError,
     RequestError,
 )
+from kvist.server.last_words import obituary, revive
+from kvist.server.sockets import SocketFolder
 from kvist.server.stream import RequestStream
 
 MAX_OPEN_REQUESTS = 4096
@@ -64,11 +62,14 @@ MAX_OPEN_REQUESTS = 4096
 STOP_S = 5.0
 """That the engine gets to end its step before it is killed."""
 
+STATS_S = 10.0
+"""That the engine gets to answer a question: a step or two, where they are long."""
+
+GLANCE_S = 0.5
+"""Between two looks at whether the engine still speaks."""
+
 LAST_WORDS_MS = 100
 """That a message of a dead process gets to arrive."""
-
-_MAX_FOLDER_BYTES = 90
-"""A Unix socket's path has room for 107 bytes; ours add at most 9."""
 
 logger = logging.getLogger(__name__)
 
@@ -82,26 +83,39 @@ class EngineClient:
         Of the engine; `config.model` as the process should resolve it.
     command : sequence of str, optional
         What to run instead of the engine's process; it reads a `Launch` on stdin as that does.
+    engine_timeout_s : float
+        So long may the engine be silent, in one step; then it hangs, until it speaks again.
     """
 
-    def __init__(self, config: EngineConfig, command: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        command: Sequence[str] | None = None,
+        *,
+        engine_timeout_s: float = 120.0,
+    ) -> None:
         self._config = config
+        self._timeout_s = engine_timeout_s
+        self._heard_s = time.monotonic()
         # -P: nothing in the working directory may pass for one of our imports.
         self._command = command or (sys.executable, "-P", "-m", "kvist.engine.worker")
         self._codec = Codec()
         self._context = zmq.asyncio.Context()
-        self._folder = _private_folder()
+        self._folder = SocketFolder()
         self._commands = self._bind(zmq.PUSH, "commands")
         self._news = self._bind(zmq.PULL, "news")
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
+        self._watchdog: asyncio.Task[None] | None = None
         self._opened: asyncio.Future[Ready] | None = None
         self._ready: Ready | None = None
         self._death: str | None = None
+        self._said_farewell = False
         self._open: dict[str, RequestStream] = {}
         self._none_open = asyncio.Event()
         self._none_open.set()
         self._asked: deque[asyncio.Future[Stats]] = deque()
+        self._num_turned_away = 0
         self._draining = False
         self._stopping = False
 
@@ -109,7 +123,7 @@ class EngineClient:
         socket = self._context.socket(kind)
         # What we say is bounded by MAX_OPEN_REQUESTS, so it never waits; what we hear is not.
         socket.set_hwm(0 if kind == zmq.PUSH else HIGH_WATER)
-        socket.bind(self._endpoint(name))
+        socket.bind(self._folder.endpoint(name))
         return socket
 
     # ------------------------------------------------------------------ life
@@ -119,8 +133,8 @@ class EngineClient:
         launch = Launch(
             protocol=PROTOCOL,
             config=self._config,
-            commands=self._endpoint("commands"),
-            news=self._endpoint("news"),
+            commands=self._folder.endpoint("commands"),
+            news=self._folder.endpoint("news"),
             parent_pid=os.getpid(),
         )
         self._opened = asyncio.get_running_loop().create_future()
@@ -128,6 +142,7 @@ class EngineClient:
             *self._command, stdin=asyncio.subprocess.PIPE
         )
         self._reader = asyncio.create_task(self._read(self._process))
+        self._watchdog = asyncio.create_task(self._watch())
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(launch))
         with contextlib.suppress(ConnectionError):  # it died at once: the reader sees that
@@ -164,6 +179,8 @@ class EngineClient:
     async def stop(self) -> None:
         """End the process and free all. Streams still open end with `EngineDeadError`."""
         self._stopping = True
+        if self._watchdog is not None:
+            self._watchdog.cancel()
         process = self._process
         if process is not None and process.returncode is None:
             if self._ready is None:
@@ -180,7 +197,7 @@ class EngineClient:
                 await self._reader
         finally:
             self._context.destroy(linger=0)
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
 
     # ------------------------------------------------------------------ requests
 
@@ -190,10 +207,21 @@ class EngineClient:
         return self._death
 
     @property
+    def stalled(self) -> str | None:
+        """Why nothing can be served now although the engine lives: its loop does not go round."""
+        silent_s = time.monotonic() - self._heard_s
+        if self._ready is None or self._death is not None or silent_s <= self._timeout_s:
+            return None
+        return (
+            f"the engine has ended no step for {silent_s:.0f} s; its process hangs or is stopped."
+            f" If steps of this model take longer, raise --engine-timeout={self._timeout_s:g};"
+            " otherwise start the server again"
+        )
+
+    @property
     def has_failed(self) -> bool:
         """Whether the engine died by itself: not stopped from here, nor by a SIGTERM of its own."""
-        process = self._process
-        return self._death is not None and process is not None and process.returncode != 0
+        return self._death is not None and not self._said_farewell
 
     @property
     def refusal(self) -> str | None:
@@ -204,6 +232,15 @@ class EngineClient:
             return f"{len(self._open)} requests are open, as many as the server takes"
         return None
 
+    @property
+    def num_turned_away(self) -> int:
+        """Requests that were not submitted, because too many were open."""
+        return self._num_turned_away
+
+    def turn_away(self) -> None:
+        """Note that a request was not submitted, because of `refusal`."""
+        self._num_turned_away += not self._draining
+
     def submit(self, request: EngineRequest) -> RequestStream:
         """Hand a request to the engine; its updates come from the stream.
 
@@ -213,11 +250,10 @@ class EngineClient:
         ------
         RequestError
             If it can never run, as far as can be told from here.
-        EngineDeadError
-            If the engine is dead.
+        EngineDeadError, EngineStalledError
+            If the engine is dead, or hangs.
         """
-        if self._death is not None:
-            raise EngineDeadError(self._death)
+        self._check_engine()
         assert self._ready is not None, "wait_ready() comes first"
         assert self.refusal is None, "look at `refusal` first"
         request.check(self._ready.max_model_len)
@@ -233,23 +269,49 @@ class EngineClient:
         return stream
 
     async def stats(self) -> Stats:
-        """Ask the engine how full it is. It answers between two steps."""
-        if self._death is not None:
-            raise EngineDeadError(self._death)
+        """Ask the engine how full it is. It answers between two steps.
+
+        Raises
+        ------
+        EngineDeadError, EngineStalledError
+            If the engine is dead, or does not answer in time.
+        """
+        self._check_engine()
         answer: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
         self._asked.append(answer)
         self._say(AskStats())
-        return await answer
+        try:
+            return await asyncio.wait_for(answer, STATS_S)
+        except TimeoutError:
+            raise EngineStalledError(
+                f"the engine has not answered for {STATS_S:g} s; it is in a long step, or hangs"
+            ) from None
+
+    def _check_engine(self) -> None:
+        if self._death is not None:
+            raise EngineDeadError(self._death)
+        if (stalled := self.stalled) is not None:
+            raise EngineStalledError(stalled)
 
     # ------------------------------------------------------------------ inside
-
-    def _endpoint(self, name: str) -> str:
-        return f"ipc://{self._folder}/{name}"
 
     def _say(self, command: Command) -> None:
         """Send, without waiting: there is no limit on this socket. To the dead, nothing."""
         if self._death is None:
             self._commands.send(self._codec.encode(command))
+
+    async def _watch(self) -> None:
+        """Tell those who wait when the engine hangs. Should it wake, their requests are aborted."""
+        while True:
+            await asyncio.sleep(GLANCE_S)
+            if (stalled := self.stalled) is None:
+                continue
+            waiting = [stream for stream in self._open.values() if not stream.is_over]
+            if waiting:
+                logger.error("%s", stalled)
+            for stream in waiting:
+                self._say(Abort(stream.request_id))
+                stream.fail(EngineStalledError(stalled))
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         """Deal out the engine's news until the process ends, and then tell everybody."""
@@ -270,12 +332,13 @@ class EngineClient:
             self._bury(process.returncode)
 
     def _take(self, news: News) -> None:
+        self._heard_s = time.monotonic()
         match news:
             case Ready():
                 self._ready = news
                 self._settle(news)
             case Failed(kind, message):
-                error = _revive(kind, message)
+                error = revive(kind, message)
                 self._death = str(error)
                 self._settle(error)
             case Updates(updates):
@@ -289,8 +352,11 @@ class EngineClient:
                 answer = self._asked.popleft()
                 if not answer.done():
                     answer.set_result(news)
+            case Alive():
+                pass  # it was heard, and that is all it says
             case Stopped():
                 self._death = "the engine was stopped"
+                self._said_farewell = True
 
     def _deal(self, update: Update) -> None:
         if update.is_last:
@@ -307,7 +373,7 @@ class EngineClient:
     def _bury(self, returncode: int | None) -> None:
         """Tell everybody who waits, or will, that the engine is dead."""
         if self._death is None:
-            self._death = _obituary(returncode)
+            self._death = obituary(returncode)
         if not self._stopping:
             logger.error("%s", self._death)
         for request_id in list(self._open):
@@ -328,34 +394,3 @@ class EngineClient:
         else:
             self._opened.set_exception(outcome)
             self._opened.exception()  # looked at: nobody may be waiting
-
-
-def _private_folder() -> Path:
-    """Make a folder for the sockets in which only this user may connect (mkdtemp: 0700)."""
-    folder = Path(tempfile.mkdtemp(prefix="kvist-"))
-    if len(os.fsencode(folder)) > _MAX_FOLDER_BYTES:
-        folder.rmdir()
-        raise ConfigError(
-            f"the temporary folder {folder.parent} has too long a name for a socket in it; set"
-            " TMPDIR to a shorter one"
-        )
-    return folder
-
-
-def _revive(kind: str, message: str) -> KvistError:
-    """Return the error that the engine's process told of: ours by its own class."""
-    known = getattr(errors, kind, None)
-    if isinstance(known, type) and issubclass(known, KvistError):
-        return known(message)
-    return EngineDeadError(f"the engine broke: {kind}: {message}")
-
-
-def _obituary(returncode: int | None) -> str:
-    if returncode is not None and returncode < 0:
-        name = signal.Signals(-returncode).name
-        hint = " (the kernel does this when memory runs out)" if name == "SIGKILL" else ""
-        return f"the engine's process was ended by {name}{hint}; start the server again"
-    return (
-        f"the engine's process ended with exit code {returncode}; its last words are in the log"
-        " above. Start the server again"
-    )

@@ -120,15 +120,15 @@ class _Run:
                 pass
         self._inflight.close()
         choices = [
-            self._choice(number, flight, Tail(output), is_first=True)
-            for number, flight in enumerate(self._inflight.each)
-            for output in flight.output.outputs
+            self._choice(number, one, Tail(output), is_first=True)
+            for number, one in enumerate(self._inflight.each)
+            for output in one.output.outputs
         ]
         return self._completion(choices, self._usage(), self._kvist)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the continuations as events: what grows, with its end, then usage."""
-        tails = [[Tail(o) for o in flight.output.outputs] for flight in self._inflight.each]
+        tails = [[Tail(o) for o in one.output.outputs] for one in self._inflight.each]
         begun: set[tuple[int, int]] = set()
         kvist = self._kvist
 
@@ -187,28 +187,28 @@ class _Run:
         )
 
     def _choice(
-        self, number: int, flight: InflightRequest, tail: Tail, *, is_first: bool
+        self, number: int, one: InflightRequest, tail: Tail, *, is_first: bool
     ) -> CompletionChoice:
         """Return what is new of a continuation; the first time with what stands before it."""
         output, before = tail.output, tail.num_letters
         text = tail.text()
         if self._body.wants_no_token:
             text = ""
-        echoed = (flight.output.prompt or "") if self._body.echo else ""
+        echoed = (one.output.prompt or "") if self._body.echo else ""
         choice = CompletionChoice(
-            index=number * len(flight.output.outputs) + output.index,
+            index=number * len(one.output.outputs) + output.index,
             text=echoed + text if is_first else text,
-            logprobs=self._logprobs(flight, tail, len(echoed) + before, is_first=is_first),
+            logprobs=self._logprobs(one, tail, len(echoed) + before, is_first=is_first),
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
         )
-        found = flight.output.prompt_logprobs
+        found = one.output.prompt_logprobs
         if is_first and self._body.prompt_logprobs is not None and found is not None:
             choice.prompt_logprobs = prompt_logprobs(found)
         return choice
 
     def _logprobs(
-        self, flight: InflightRequest, tail: Tail, offset: int, *, is_first: bool
+        self, one: InflightRequest, tail: Tail, offset: int, *, is_first: bool
     ) -> CompletionLogprobs | None:
         new = tail.logprobs()
         if new is None:
@@ -218,9 +218,9 @@ class _Run:
             token_ids, found = [], []
         num_top, tokenizer = self._body.logprobs or 0, self._service.tokenizer
         answer = completion_logprobs(token_ids, found, num_top, offset, tokenizer)
-        if not (is_first and self._body.echo and flight.output.prompt_logprobs):
+        if not (is_first and self._body.echo and one.output.prompt_logprobs):
             return answer
-        prompt_ids, of_prompt = flight.output.prompt_token_ids, flight.output.prompt_logprobs
+        prompt_ids, of_prompt = one.output.prompt_token_ids, one.output.prompt_logprobs
         echo = completion_logprobs(prompt_ids, of_prompt, num_top, 0, tokenizer)
         return CompletionLogprobs(
             echo.text_offset + answer.text_offset,

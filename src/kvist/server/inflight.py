@@ -38,8 +38,19 @@ class Client(Protocol):
         """Why nothing can be served any more."""
 
     @property
+    def stalled(self) -> str | None:
+        """Why nothing comes of what is served, for the time being."""
+
+    @property
     def refusal(self) -> str | None:
         """Why nothing is taken just now."""
+
+    @property
+    def num_turned_away(self) -> int:
+        """Requests that were, because too many are open."""
+
+    def turn_away(self) -> None:
+        """Note that a request was not submitted, because of `refusal`."""
 
     def submit(self, request: EngineRequest) -> RequestStream:
         """Hand a request to the engine."""
@@ -52,7 +63,10 @@ def check_open(client: Client) -> None:
     """Raise `ApiError` 503 if the engine takes nothing."""
     if client.death is not None:
         raise unavailable(client.death, "engine_dead")
+    if client.stalled is not None:
+        raise unavailable(client.stalled, "engine_stalled")
     if client.refusal is not None:
+        client.turn_away()
         raise unavailable(client.refusal, "overloaded")
 
 
@@ -149,7 +163,7 @@ class InflightRequests:
         self._watcher = asyncio.create_task(self._abort_when_gone(http))
 
     async def news(self) -> AsyncGenerator[tuple[int, int], None]:
-        """Yield (flight, continuation) for whatever has grown, until all have ended.
+        """Yield (request, continuation) for whatever has grown, until all have ended.
 
         Raises
         ------
@@ -157,9 +171,9 @@ class InflightRequests:
             As `InflightRequest.advance`.
         """
         if len(self.each) == 1:
-            (flight,) = self.each
-            while not flight.is_done:
-                yield 0, await flight.advance(self._is_gone)
+            (one,) = self.each
+            while not one.is_done:
+                yield 0, await one.advance(self._is_gone)
             return
         waiting = {self._advance(number): number for number in range(len(self.each))}
         try:
@@ -183,23 +197,23 @@ class InflightRequests:
     def close(self) -> None:
         """Stop watching, and abort what has not ended."""
         self._watcher.cancel()
-        for flight in self.each:
-            flight.close()
+        for one in self.each:
+            one.close()
 
     def usage(self, *, no_token: bool = False) -> Usage:
         """Return what was computed so far; `no_token` leaves out what was not asked for."""
-        prompt = sum(len(flight.output.prompt_token_ids) for flight in self.each)
-        generated = sum(len(o.token_ids) for flight in self.each for o in flight.output.outputs)
+        prompt = sum(len(one.output.prompt_token_ids) for one in self.each)
+        generated = sum(len(o.token_ids) for one in self.each for o in one.output.outputs)
         completion = 0 if no_token else generated
-        cached = sum(flight.output.num_cached_tokens for flight in self.each)
+        cached = sum(one.output.num_cached_tokens for one in self.each)
         return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached))
 
     async def _abort_when_gone(self, http: Request) -> None:
         while (await http.receive())["type"] != "http.disconnect":
             pass
         self._is_gone.set()
-        for flight in self.each:
-            flight.close()
+        for one in self.each:
+            one.close()
 
 
 class Tail:

@@ -65,6 +65,10 @@ _COUNTERS = {
 class StatsSource(Protocol):
     """Whoever can ask the engine; `kvist.server.bridge.EngineClient` can."""
 
+    @property
+    def num_turned_away(self) -> int:
+        """Requests that the engine never heard of, because too many were open."""
+
     async def stats(self) -> Stats:
         """Ask how the engine stands."""
 
@@ -119,9 +123,12 @@ class StatsCollector:
     age_s : float
     model_name : str
         As clients know it.
+    num_turned_away : int
+        Requests that the engine never heard of.
     """
 
-    def __init__(self, stats: Stats, age_s: float, model_name: str) -> None:
+    def __init__(self, stats: Stats, age_s: float, model_name: str, num_turned_away: int) -> None:
+        self._num_turned_away = num_turned_away
         self._stats = stats
         self._age_s = age_s
         self._model_name = model_name
@@ -186,9 +193,11 @@ class StatsCollector:
         for source, amount in sources.items():
             family.add_metric([self._model_name, source], amount)
         yield family
+        finished = finished_by_reason(self._stats)
+        rejected = rejected_by_reason(self._stats, self._num_turned_away)
         for name, text, label, reasons in (
-            ("request_success", "Sequences that ended.", "finished_reason", counts.finished),
-            ("admission_rejections", "Requests turned away.", "reason", counts.rejected),
+            ("request_success", "Sequences that ended.", "finished_reason", finished),
+            ("admission_rejections", "Requests turned away.", "reason", rejected),
         ):
             family = CounterMetricFamily(f"kvist:{name}", text, labels=["model_name", label])
             for reason, amount in reasons.items():
@@ -232,6 +241,17 @@ def tokens_by_source(stats: Stats) -> dict[str, int]:
     }
 
 
+def finished_by_reason(stats: Stats) -> dict[str, int]:
+    """Return sequences that ended by how; zeros too."""
+    return dict.fromkeys(("stop", "length", "abort", "error"), 0) | dict(stats.counts.finished)
+
+
+def rejected_by_reason(stats: Stats, num_turned_away: int) -> dict[str, int]:
+    """Return requests that were turned away by why, by the engine or before it; zeros too."""
+    engine = dict.fromkeys(("queued_reqs", "queued_tokens", "deadline"), 0)
+    return engine | dict(stats.counts.rejected) | {"open_reqs": num_turned_away}
+
+
 def waiting_by_reason(stats: Stats) -> dict[str, int]:
     """Return those that wait by what they wait for."""
     return {
@@ -255,7 +275,9 @@ def _config(stats: Stats) -> dict[str, str]:
     }
 
 
-def describe(stats: Stats, age_s: float, model_name: str) -> dict[str, Any]:
+def describe(
+    stats: Stats, age_s: float, model_name: str, num_turned_away: int = 0
+) -> dict[str, Any]:
     """Return the same for programs: what the cache holds, where, and whether it is reused."""
     cache, counts = stats.cache, stats.counts
     queried, hits = counts.counters["prefix_queries"], counts.counters["prefix_hits"]
@@ -290,8 +312,8 @@ def describe(stats: Stats, age_s: float, model_name: str) -> dict[str, Any]:
         },
         "preemptions": counts.counters["preemptions"],
         "deadlines_exceeded": counts.counters["expired"],
-        "finished": dict(counts.finished),
-        "rejected": dict(counts.rejected),
+        "finished": finished_by_reason(stats),
+        "rejected": rejected_by_reason(stats, num_turned_away),
         "memory": {
             "items": {
                 item: {"reserved_bytes": reserved, "resident_bytes": resident}
@@ -312,12 +334,12 @@ def add_metric_routes(app: FastAPI, source: StatsSource, model_name: str) -> Non
     async def metrics() -> Response:
         stats, age_s = await live.get()
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(StatsCollector(stats, age_s, model_name))
+        registry.register(StatsCollector(stats, age_s, model_name, source.num_turned_away))
         # Whatever is accepted: in OpenMetrics the library turns the colon into an underscore.
         return Response(generate_latest(registry), headers={"Content-Type": _TEXT})
 
     @app.get("/v1/kv/stats", response_model=None)
     async def kv_stats() -> Response:
         stats, age_s = await live.get()
-        body = msgspec.json.encode(describe(stats, age_s, model_name))
+        body = msgspec.json.encode(describe(stats, age_s, model_name, source.num_turned_away))
         return Response(body, media_type="application/json")

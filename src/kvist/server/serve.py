@@ -102,7 +102,10 @@ async def _run(
     config: EngineConfig, source: ModelSource, listener: socket.socket, options: _Options
 ) -> int:
     with _Signals() as signals:
-        client = EngineClient(dataclasses.replace(config, model=str(source.path)))
+        client = EngineClient(
+            dataclasses.replace(config, model=str(source.path)),
+            engine_timeout_s=options.config.engine_timeout,
+        )
         try:
             await client.start()
             opening = asyncio.gather(client.wait_ready(), asyncio.to_thread(_prepare_text, source))

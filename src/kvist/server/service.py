@@ -156,8 +156,8 @@ class Service:
                 stream = self.client.submit(request)
                 inflight.append(InflightRequest(request, prepared.text, stream, self.tokenizer))
         except BaseException:
-            for flight in inflight:
-                flight.close()
+            for one in inflight:
+                one.close()
             raise
         return InflightRequests(http, inflight)
 
