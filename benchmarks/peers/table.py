@@ -10,6 +10,8 @@ from benchmarks.peers.bars import judge
 from benchmarks.peers.measures import QUICK, Lengths
 from benchmarks.peers.results import Record, Results
 
+_NOTHING, _SEE_BELOW = "–", "†"
+
 
 def to_markdown(results: Results) -> str:
     """Return table, bars, settings and reasons."""
@@ -29,7 +31,7 @@ def _lines(results: Results) -> Iterator[str]:
     yield "| --- |" + " ---: |" * len(measured)
     for key, measure, name, scale, digits in _rows(results.lengths):
         cells = [_cell(r, key, measure, scale, digits) for r in measured.values()]
-        if any(cell.strip("–") for cell in cells):
+        if set(cells) != {_NOTHING}:
             yield f"| {name} | " + " | ".join(cells) + " |"
     kv = [
         "–" if r.kv_token_bytes is None else f"{r.kv_token_bytes:,.0f}" for r in measured.values()
@@ -46,16 +48,21 @@ def _lines(results: Results) -> Iterator[str]:
         settings = ", ".join(f"{name}: {value}" for name, value in record.settings.items())
         yield f"- **{label}** ({versions}): {settings}"
     yield ""
-    reasons = [
-        f"- **{label}**, {measure}: {reason}"
-        for label, record in results.records.items()
-        for measure, reason in record.reasons.items()
-    ]
+    reasons = list(_reasons(results))
     if reasons:
-        yield "## What has no number, and why"
+        yield f"## What has no number ({_SEE_BELOW}), and why"
         yield ""
         yield from reasons
         yield ""
+
+
+def _reasons(results: Results) -> Iterator[str]:
+    for label, record in results.records.items():
+        measures: dict[str, list[str]] = {}
+        for measure, reason in record.reasons.items():
+            measures.setdefault(reason, []).append(measure)
+        for reason, names in measures.items():
+            yield f"- **{label}**, {', '.join(names)}: {reason}"
 
 
 def _machine(results: Results) -> Iterator[str]:
@@ -107,7 +114,7 @@ def _rows(lengths: Lengths) -> Iterator[tuple[str, str, str, float, int]]:
 def _cell(record: Record, key: str, measure: str, scale: float, digits: int) -> str:
     values = [value * scale for value in record.samples.get(key, ())]
     if not values:
-        return "failed" if measure in record.reasons else "–"
+        return _SEE_BELOW if measure in record.reasons else _NOTHING
     middle = f"{statistics.median(values):,.{digits}f}"
     if len(values) == 1 or min(values) == max(values):
         return middle
