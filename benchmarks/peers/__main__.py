@@ -14,6 +14,7 @@ import argparse
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -39,6 +40,8 @@ _TURN_GUESS_S = 45.0
 
 def main() -> int:
     args = _arguments()
+    # So that a polite end, too, ends the engine whose turn it is.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     lengths = QUICK if args.quick else FULL
     results = Results(lengths)
     if args.resume is not None and args.resume.exists():
