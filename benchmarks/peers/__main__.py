@@ -11,6 +11,7 @@ process each, several rounds; what is slow is measured in the first round only. 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shlex
 import shutil
@@ -34,6 +35,8 @@ from kvist.lab.report import environment
 
 _SLOW_S = 15.0
 """A measure that takes longer is not repeated."""
+_LIMIT_S, _LONG_LIMIT_S = 120.0, 1200.0
+"""For one answer of an engine; the second where nothing is spared."""
 _TURN_GUESS_S = 45.0
 """Of a turn that nobody took yet."""
 
@@ -60,8 +63,9 @@ def main() -> int:
     said = shlex.join(["python", "-m", "benchmarks.peers", *sys.argv[1:]])
     run = {**environment(), "command": said, "cores": cores}
     results.runs.append({**run, "bandwidth": read_bandwidth(len(cores))})
-    bench = _Bench(results, model, cores, kept, quick=args.quick)
-    bench.take_rounds(chosen, versions, args.rounds, args.minutes * 60)
+    bench = _Bench(results, model, cores, kept, quick=args.quick, spares=not args.all)
+    budget_s = math.inf if args.all else args.minutes * 60
+    bench.take_rounds(chosen, versions, args.rounds, budget_s)
     print(to_markdown(results), end="")
     return 0
 
@@ -77,12 +81,14 @@ class _Bench:
         kept: Path | None,
         *,
         quick: bool,
+        spares: bool,
     ) -> None:
         self._results = results
         self._model = model
         self._cores = cores
         self._kept = kept
         self._quick = quick
+        self._spares = spares
         self._folder = make_dir(cache_dir() / "peers")
 
     def take_rounds(
@@ -100,7 +106,8 @@ class _Bench:
                 if record.is_out or record.turns > number or number >= contender.rounds:
                     continue
                 record.versions = versions[contender.peer]
-                record.reasons |= contender.skips
+                if self._spares:
+                    record.reasons |= contender.skips
                 left_out = _left_out(record)
                 left_s = budget_s - (time.monotonic() - begun_s)
                 costs_s = [s for name, s in record.cost_s.items() if name not in left_out]
@@ -137,6 +144,7 @@ class _Bench:
             f"round {number}",
             left_out,
             lambda text: _say(f"{contender.label} [{number + 1}]: {text}"),
+            _LIMIT_S if self._spares else _LONG_LIMIT_S,
         )
         take_turn(launch, record, turn)
         record.turns += not record.is_out
@@ -189,6 +197,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--minutes", type=float, default=14.0, help="no turn begins that ends later"
     )
+    parser.add_argument("--all", action="store_true", help="spare nobody anything: takes an hour")
     parser.add_argument("--threads", type=int, default=None, help="cores to use; all")
     parser.add_argument("--json", type=Path, help="kept up to date after every turn")
     parser.add_argument("--resume", type=Path, help="go on with the results in this file")

@@ -59,7 +59,7 @@ class Driver:
                 stderr=noise,
                 env=dict(environ),
                 # Its group holds the processes that the engine makes, to be ended together.
-                start_new_session=True,
+                process_group=0,
             )
         self.pid = self._process.pid
 

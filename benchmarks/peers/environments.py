@@ -127,7 +127,9 @@ def prepare(
             versions = _run(environment, [str(environment.python), "-c", _VERSIONS])
             write_atomically(ready, versions)
         found: dict[str, str] = json.loads(ready.read_text(encoding="utf-8"))
-    return {name: found[name] for name in environment.shown if name in found}
+    # Distributions may spell themselves with underscores.
+    spelled = {name.replace("_", "-"): version for name, version in found.items()}
+    return {name: spelled[name] for name in environment.shown}
 
 
 def _install(environment: Environment, torch_index: str | None) -> None:

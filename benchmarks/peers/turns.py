@@ -25,7 +25,6 @@ from benchmarks.peers.measures import (
 from benchmarks.peers.results import Record
 
 _START_LIMIT_S = 400.0
-_LIMIT_S = 150.0
 _PROBE_TOKENS = 16
 _CHEAP_S = 6.0
 """What takes less is taken twice in a turn: a second sample for less than a second start."""
@@ -71,12 +70,15 @@ class Turn:
         Measures that were too slow or failed before.
     say : callable
         Told what was found.
+    limit_s : float
+        For one answer of an engine.
     """
 
     lengths: Lengths
     seed: str
     left_out: Collection[str]
     say: Callable[[str], None]
+    limit_s: float
 
     def draw(self, name: str) -> random.Random:
         """Return the source of prompts of one measure, whichever others were left out."""
@@ -87,7 +89,7 @@ def take_turn(launch: Launch, record: Record, turn: Turn) -> None:
     """Run a driver once through its measures; note numbers and reasons in `record`."""
     with Driver(launch.command, launch.environ, launch.log) as driver:
         engine = Engine(
-            lambda name, **arguments: driver.call(name, _LIMIT_S, **arguments),
+            lambda name, **arguments: driver.call(name, turn.limit_s, **arguments),
             launch.keeps_prefixes,
         )
         try:

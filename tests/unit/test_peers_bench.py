@@ -14,7 +14,7 @@ from benchmarks.peers.measures import QUICK, Engine, Lengths, measures
 from benchmarks.peers.results import Record, Results
 from benchmarks.peers.table import to_markdown
 
-_ANY = turns.Turn(QUICK, "seed", set(), lambda _: None)
+_ANY = turns.Turn(QUICK, "seed", set(), lambda _: None, 30)
 _DRIVERS = Path(turns.__file__).parent / "drivers"
 _FAKE = """
 import os, sys, time
@@ -64,7 +64,9 @@ def _launch(tmp_path: Path, ill: str = "", length: int = 0) -> turns.Launch:
 
 def _turn(launch: turns.Launch, left_out: set[str] | None = None) -> Record:
     record = Record()
-    turns.take_turn(launch, record, turns.Turn(QUICK, "seed", left_out or set(), lambda _: None))
+    turns.take_turn(
+        launch, record, turns.Turn(QUICK, "seed", left_out or set(), lambda _: None, 30)
+    )
     return record
 
 
