@@ -150,7 +150,7 @@ def _context(engine: Engine, lengths: Lengths, draw: random.Random) -> Samples:
 
 def _outside_model(engine: Engine, lengths: Lengths, draw: random.Random) -> Samples:
     prompts = _prompts(draw, lengths.streams[-1], lengths.prompt)
-    share = engine.call("outside_model", prompts=prompts, tokens=min(32, lengths.output))
+    share = engine.call("outside_model", prompts=prompts, tokens=16)
     return {"outside_model": share}
 
 

@@ -19,7 +19,9 @@ def to_markdown(results: Results) -> str:
 
 
 def _lines(results: Results) -> Iterator[str]:
-    measured = {label: r for label, r in results.records.items() if r.samples}
+    # Ours beside each other.
+    labels = sorted(results.records, key=lambda label: not label.startswith("Kvist"))
+    measured = {label: r for label in labels if (r := results.records[label]).samples}
     quick = results.lengths == QUICK
     yield "# Peers" + (" (quick: shortened, to see that it runs; not for comparison)" * quick)
     yield ""
