@@ -14,8 +14,8 @@ from driver_protocol import Facts, Generated, serve
 class _Engine:
     def __init__(self, options: dict[str, Any]) -> None:
         scheduler = genai.SchedulerConfig()
-        # Prefixes are kept as in its own LLMPipeline. That one reads prompts in one piece; this size
-        # was faster in a trial, than that and than the scheduler's default of 256.
+        # Prefixes are kept as in its own LLMPipeline. In a trial this size was faster than that
+        # one's whole prompts, and than the scheduler's default of 256.
         scheduler.max_num_batched_tokens = 2048
         scheduler.enable_prefix_caching = True
         scheduler.cache_size = max(1, options["kv_bytes"] >> 30)
