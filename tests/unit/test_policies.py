@@ -14,7 +14,7 @@ from kvist.policies.arc import ARCPolicy
 from kvist.policies.base import Candidate, EvictionPolicy
 from kvist.policies.cost import CostAwarePolicy
 from kvist.policies.ghosts import Ghosts
-from kvist.policies.lfu_da import GHOSTS_PER_CAPACITY, LFUDAPolicy
+from kvist.policies.lfu_da import GHOSTS_PER_CAPACITY, MAX_USES, LFUDAPolicy
 from kvist.policies.lru import LRUPolicy
 from kvist.policies.protected import ProtectedPolicy
 from kvist.policies.registry import make_policy, policy_factory
@@ -58,6 +58,13 @@ def test_lfu_da_what_was_hot_long_ago_is_overtaken():
     use(policy, "aaaa")
     # Each of these leaves at once and ages the order by one.
     assert [evict_after(policy, name) for name in "bcdefg"] == ["b", "c", "d", "a", "e", "f"]
+
+
+def test_lfu_da_the_most_popular_block_goes_when_it_is_no_longer_wanted():
+    policy = LFUDAPolicy(2)
+    policy.add(block("a"), uses=1_000_000)
+    gone = [evict_after(policy, f"one-off {n}") for n in range(MAX_USES + 1)]
+    assert gone.index("a") == MAX_USES - 1
 
 
 def evict_after(policy: EvictionPolicy, name: str) -> str:

@@ -12,20 +12,20 @@ from collections.abc import Iterator
 from kvist.errors import IntegrityError
 from kvist.policies.base import Candidate
 
-Rank = tuple[float, int]
-"""Priority, then the tick at which it was given: no two blocks ever have the same."""
-
 # Entries of a heap that may be out of date before it is worth building anew.
 _SLACK = 64
 
 
 class _Node:
-    __slots__ = ("block", "offered", "queue", "rank")
+    __slots__ = ("block", "offered", "priority", "queue", "tick")
 
-    def __init__(self, block: Candidate, queue: int, rank: Rank) -> None:
+    def __init__(self, block: Candidate, queue: int, priority: float, tick: int) -> None:
         self.block = block
         self.queue = queue
-        self.rank = rank
+        # Rank: what was placed later stands behind what has the same priority. A tick is given
+        # once, so that it tells an entry of a heap that is still true.
+        self.priority = priority
+        self.tick = tick
         self.offered = True
 
 
@@ -41,7 +41,7 @@ class Leaves:
         self._nodes: dict[bytes, _Node] = {}
         # Residents by the block they continue, which need not be resident itself.
         self._children: dict[bytes, int] = {}
-        self._heaps: list[list[tuple[Rank, bytes]]] = [[] for _ in range(num_queues)]
+        self._heaps: list[list[tuple[float, int, bytes]]] = [[] for _ in range(num_queues)]
         self._sizes = [0] * num_queues
         self._tick = 0
         self._num_offered = 0
@@ -61,9 +61,9 @@ class Leaves:
         """Return what was told of a resident."""
         return self._nodes[key].block
 
-    def rank(self, key: bytes) -> Rank:
-        """Return the rank of a resident."""
-        return self._nodes[key].rank
+    def priority(self, key: bytes) -> float:
+        """Return the priority of a resident."""
+        return self._nodes[key].priority
 
     def queue(self, key: bytes) -> int:
         """Return the queue of a resident."""
@@ -77,8 +77,8 @@ class Leaves:
         """Return the offered leaf of the lowest rank, or ``None``."""
         heap = self._heaps[queue]
         while heap:
-            rank, key = heap[0]
-            if self._is_true(rank, key, queue):
+            _, tick, key = heap[0]
+            if self._is_true(tick, key, queue):
                 return key
             heapq.heappop(heap)
         return None
@@ -97,21 +97,28 @@ class Leaves:
 
     def insert(self, block: Candidate, queue: int = 0, priority: float = 0) -> None:
         """Make a block resident and offered. REQUIRES it is not resident."""
-        if block.key in self._nodes:
-            raise IntegrityError(f"block {block.key.hex()[:8]} is in the eviction order already")
-        self._nodes[block.key] = _Node(block, queue, self._next_rank(priority))
-        self._children[block.parent] = self._children.get(block.parent, 0) + 1
+        key, parent = block.key, block.parent
+        if key in self._nodes:
+            raise IntegrityError(f"block {key.hex()[:8]} is in the eviction order already")
+        self._tick += 1
+        node = self._nodes[key] = _Node(block, queue, priority, self._tick)
+        self._children[parent] = self._children.get(parent, 0) + 1
         self._sizes[queue] += block.size
         self._num_offered += 1
-        self._push(block.key)
+        if key not in self._children:
+            self._push(key, node)
 
     def place(self, key: bytes, queue: int = 0, priority: float = 0) -> None:
         """Give a resident a new place: behind all of the same priority."""
         node = self._nodes[key]
-        self._sizes[node.queue] -= node.block.size
-        self._sizes[queue] += node.block.size
-        node.queue, node.rank = queue, self._next_rank(priority)
-        self._push(key)
+        if node.queue != queue:
+            self._sizes[node.queue] -= node.block.size
+            self._sizes[queue] += node.block.size
+            node.queue = queue
+        self._tick += 1
+        node.priority, node.tick = priority, self._tick
+        if node.offered and key not in self._children:
+            self._push(key, node)
 
     def move(self, key: bytes, queue: int) -> None:
         """Put a resident into another queue, at the place that its rank gives it there."""
@@ -119,7 +126,8 @@ class Leaves:
         self._sizes[node.queue] -= node.block.size
         self._sizes[queue] += node.block.size
         node.queue = queue
-        self._push(key)
+        if node.offered and key not in self._children:
+            self._push(key, node)
 
     def withhold(self, key: bytes) -> None:
         """Take a resident out of the running. Twice is once."""
@@ -133,7 +141,8 @@ class Leaves:
         if not node.offered:
             node.offered = True
             self._num_offered += 1
-            self._push(key)
+            if key not in self._children:
+                self._push(key, node)
 
     def remove(self, key: bytes) -> Candidate:
         """Forget a resident, offered or not; what it continues may become a leaf."""
@@ -146,8 +155,9 @@ class Leaves:
             self._children[parent] = siblings
         else:
             del self._children[parent]
-            if parent in self._nodes:
-                self._push(parent)
+            above = self._nodes.get(parent)
+            if above is not None and above.offered:
+                self._push(parent, above)
         return node.block
 
     # ------------------------------------------------------------------ check
@@ -164,7 +174,7 @@ class Leaves:
         if sum(node.offered for node in self._nodes.values()) != self._num_offered:
             raise IntegrityError(f"eviction order counts {self._num_offered} blocks as offered")
         findable = [
-            {key for rank, key in heap if self._is_true(rank, key, queue)}
+            {key for _, tick, key in heap if self._is_true(tick, key, queue)}
             for queue, heap in enumerate(self._heaps)
         ]
         for key, node in self._nodes.items():
@@ -173,27 +183,21 @@ class Leaves:
 
     # ------------------------------------------------------------------ inside
 
-    def _next_rank(self, priority: float) -> Rank:
-        self._tick += 1
-        return priority, self._tick
-
-    def _is_true(self, rank: Rank, key: bytes, queue: int) -> bool:
+    def _is_true(self, tick: int, key: bytes, queue: int) -> bool:
         node = self._nodes.get(key)
         return (
             node is not None
-            and node.rank == rank
+            and node.tick == tick
             and node.queue == queue
             and node.offered
             and key not in self._children
         )
 
-    def _push(self, key: bytes) -> None:
-        node = self._nodes[key]
-        if not node.offered or key in self._children:
-            return
+    def _push(self, key: bytes, node: _Node) -> None:
+        """Enter an offered leaf into the heap of its queue."""
         heap = self._heaps[node.queue]
-        heapq.heappush(heap, (node.rank, key))
+        heapq.heappush(heap, (node.priority, node.tick, key))
         if len(heap) > 2 * len(self._nodes) + _SLACK:
             # A set: a block that was withheld and offered again may be in there twice.
-            heap[:] = {entry for entry in heap if self._is_true(*entry, node.queue)}
+            heap[:] = {entry for entry in heap if self._is_true(*entry[1:], node.queue)}
             heapq.heapify(heap)

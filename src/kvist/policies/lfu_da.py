@@ -7,6 +7,8 @@ from kvist.policies.ghosts import Ghosts
 from kvist.policies.leaf_first import LeafFirstPolicy
 
 GHOSTS_PER_CAPACITY = 4
+# Counting further would change nothing on real traces, and what was hot once could stay for ever.
+MAX_USES = 32
 
 
 class LFUDAPolicy(LeafFirstPolicy):
@@ -18,7 +20,8 @@ class LFUDAPolicy(LeafFirstPolicy):
     Dynamic aging is Arlitt et al., *Evaluating content management techniques for Web proxy caches*
     (2000). Ours differs: counts are remembered for blocks of `GHOSTS_PER_CAPACITY` times the
     capacity after they left, since most blocks of a conversation come back only after a turn;
-    leaves only; and equals leave by recency, the deeper first.
+    they end at `MAX_USES`, so that what is no longer wanted is gone after the room was turned over
+    that many times, however popular it was; leaves only; equals leave by recency, the deeper first.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -28,14 +31,14 @@ class LFUDAPolicy(LeafFirstPolicy):
         self._age: float = 0
 
     def _enter(self, block: Candidate, uses: int) -> None:
-        uses += self._ghosts.recall(block.key) or 0
+        uses = min(MAX_USES, uses + (self._ghosts.recall(block.key) or 0))
         self._uses[block.key] = uses
         self._leaves.insert(block, priority=self._age + uses * self._worth(block))
 
     def _used(self, key: bytes, uses: int) -> None:
-        self._uses[key] += uses
+        uses = self._uses[key] = min(MAX_USES, self._uses[key] + uses)
         worth = self._worth(self._leaves.block(key))
-        self._leaves.place(key, priority=self._age + self._uses[key] * worth)
+        self._leaves.place(key, priority=self._age + uses * worth)
 
     def _worth(self, block: Candidate) -> float:
         """Worth of one use."""
@@ -43,7 +46,7 @@ class LFUDAPolicy(LeafFirstPolicy):
 
     def _left(self, block: Candidate) -> None:
         # Never back: a block may be evicted out of turn, by a quota or by an operator.
-        self._age = max(self._age, self._leaves.rank(block.key)[0])
+        self._age = max(self._age, self._leaves.priority(block.key))
         self._ghosts.remember(block.key, block.size, self._uses.pop(block.key))
 
     def _forgotten(self, key: bytes) -> None:
