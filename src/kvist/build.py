@@ -38,7 +38,7 @@ def open_cache(config: CacheConfig, events: EventLog | None = None) -> KVCacheMa
     return KVCacheManager(
         config.num_blocks,
         config.block_size,
-        make_policy(config.eviction_policy, config.num_blocks),
+        make_policy(config.eviction_policy, config.num_blocks, config.protected_share),
         events if events is not None else EventLog(),
         enable_prefix_caching=config.enable_prefix_caching,
     )

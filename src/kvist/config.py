@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from kvist.errors import ConfigError
 from kvist.options import coerce, merge, require
+from kvist.policies.registry import DEFAULT_POLICY
 from kvist.tierspec import parse_tier
 
 PRESETS: Mapping[str, Mapping[str, int]] = MappingProxyType(
@@ -48,7 +49,8 @@ class CacheConfig:
 
     num_blocks: int
     block_size: int = 16
-    eviction_policy: str = "lru"
+    eviction_policy: str = DEFAULT_POLICY
+    protected_share: float = 0.0
     enable_prefix_caching: bool = True
 
 
@@ -97,6 +99,9 @@ class EngineConfig:
     scheduling_policy : {"fcfs", "priority"}
     kv_allocation : {"paged", "reserve"}
     eviction_policy : str
+        Which cached blocks leave first; see `kvist.policies.registry`.
+    protected_share : float
+        Share of the pool that only blocks in repeated use may hold, whatever else comes by.
     seed : int
         Base of the seeds of requests that bring none.
     served_model_name : str or None
@@ -149,7 +154,8 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     scheduling_policy: str = "fcfs"
     kv_allocation: KVAllocation = KVAllocation.PAGED
-    eviction_policy: str = "lru"
+    eviction_policy: str = DEFAULT_POLICY
+    protected_share: float = 0.0
     seed: int = 0
     served_model_name: str | None = None
     kernels: str = "auto"
@@ -187,6 +193,7 @@ class EngineConfig:
         )
         check(self.max_logprobs >= 0, "max_logprobs", "at least 0")
         check(1 <= self.block_size <= 256, "block_size", "from 1 to 256")
+        check(0 <= self.protected_share < 1, "protected_share", "at least 0, below 1")
         check(0 <= self.watermark < 1, "watermark", "at least 0, below 1")
         for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
             check(getattr(self, name) is None or getattr(self, name) >= 1, name, "at least 1")

@@ -30,7 +30,10 @@ ENGINE_HELP: Mapping[str, str] = MappingProxyType(
         "enable_prefix_caching": "Share the KV of equal prefixes. Default: on.",
         "scheduling_policy": "fcfs or priority.",
         "kv_allocation": "paged, or reserve: room for max_model_len up front (the baseline).",
-        "eviction_policy": "Which cached blocks leave first: lru.",
+        "eviction_policy": "Which cached blocks leave first: lfu-da (default), lru, arc, s3-fifo,"
+        " sieve, cost.",
+        "protected_share": "Share of the pool that only blocks in repeated use may hold, so that"
+        " one-off prompts cannot wash them out. Default: 0.",
         "seed": "Base of the seeds of requests that bring none.",
         "kernels": "Backend to prefer: auto, cpp, torch, sdpa, reference.",
         "weights": "Form of the weights: auto (the compute dtype), int8, int4.",

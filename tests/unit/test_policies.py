@@ -68,7 +68,7 @@ def test_lfu_da_the_most_popular_block_goes_when_it_is_no_longer_wanted():
 
 
 def evict_after(policy: EvictionPolicy, name: str) -> str:
-    use(policy, name)
+    policy.add(block(name))
     return evict(policy)
 
 

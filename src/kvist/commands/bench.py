@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -64,6 +66,65 @@ def paging(
         for mode, row in table.items()
     ]
     print_table("paging", columns, rows, out)
+
+
+@bench_app.command("policies")
+def policies(
+    traces: Annotated[list[Path], typer.Argument(help="Files in Mooncake's format (JSON lines).")],
+    policy: Annotated[
+        list[str] | None, typer.Option(help="Eviction policy, repeatable. Default: all.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Eviction policies on traces of real requests: hits, and hits over LRU's.
+
+    Cache sizes are 1, 2, 5 and 10 % of a trace's distinct blocks. No model, no bytes.
+    """
+    from kvist.lab.policies import compare_policies, flood_losses, summarize
+    from kvist.lab.report import environment, print_table
+    from kvist.lab.traces import read_mooncake
+    from kvist.policies.registry import POLICIES, policy_factory
+
+    with plain_errors(), Progress(console=err, transient=True) as bar:
+        task = bar.add_task("replaying", total=1.0)
+        names = policy or list(POLICIES)
+        for name in names:
+            policy_factory(name)
+        chains = {path.stem: [r.blocks for r in read_mooncake(path)] for path in traces}
+        scores = compare_policies(
+            chains, names, progress=lambda done: bar.update(task, completed=done)
+        )
+        summaries = summarize(scores)
+        losses = flood_losses(names)
+    if as_json:
+        report = {
+            "scores": [asdict(score) for score in scores],
+            "summary": [{**asdict(s), "is_safe": s.is_safe} for s in summaries],
+            "flood": {n: {"lost": a, "lost_protected": b} for n, (a, b) in losses.items()},
+            "environment": environment(),
+        }
+        out.print_json(json.dumps(report))
+        return
+    for trace in chains:
+        columns = dict.fromkeys((s.share, s.capacity) for s in scores if s.trace == trace)
+        rows = {score.policy: [score.policy] for score in scores}
+        for score in scores:
+            if score.trace == trace:
+                rows[score.policy].append(f"{score.hit_ratio:.4f} ({score.vs_lru:.2f})")
+        head = ["", *(f"{share:.0%}: {capacity:,}" for share, capacity in columns)]
+        print_table(f"{trace}: hit blocks (over LRU's)", head, list(rows.values()), out)
+    rows = {
+        s.policy: [s.policy, f"{s.mean_vs_lru:.3f}", f"{s.worst_vs_lru:.3f}"] for s in summaries
+    }
+    for name, (lost, protected) in losses.items():
+        rows[name] += [f"{lost:.1%}", f"{protected:.1%}"]
+    columns_of_summary = ("", "mean over LRU", "worst", "lost in a flood", "protected")
+    print_table(
+        "over all traces and sizes",
+        columns_of_summary,
+        [r for r in rows.values() if len(r) == len(columns_of_summary)],
+        out,
+    )
 
 
 def _open_for(model: str, num_blocks: int, block_size: int) -> LLM:

@@ -82,6 +82,7 @@ def open_books(config: EngineConfig, num_blocks: int, max_model_len: int) -> Boo
             num_blocks=num_blocks,
             block_size=config.block_size,
             eviction_policy=config.eviction_policy,
+            protected_share=config.protected_share,
             enable_prefix_caching=config.enable_prefix_caching,
         ),
         events,

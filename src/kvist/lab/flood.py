@@ -1,4 +1,4 @@
-"""A flood of one-off prompts beside hot prefixes: how much of the reuse does it wash away?
+"""A flood of one-off prompts beside hot prefixes: how much reuse it washes away.
 
 Hot requests share a few prefixes (system prompts, documents), popular as 1 / rank, each with a tail
 of its own. One-off prompts share nothing. Counted are the hits of the hot requests alone, from when
