@@ -1,230 +1,299 @@
-// Paged decode attention: one query token a sequence, K and V read from blocks as they are stored.
+// Paged attention: what is asked, cut into jobs, and the jobs shared out among threads.
 //
-// The work is cut into (sequence, KV head, split of a fixed number of tokens). A task reads its K
-// and V once for all query heads of the group, in fp32, and leaves an unnormalised sum, its maximum
-// and its weight; a second pass merges the splits of a head in their order. Neither the batch nor
-// the number of threads enters the arithmetic of a result.
+//     decode    (sequence, split of 256 tokens, KV head)  -> sums, then one row a query head
+//     prefill   (sequence, some query tokens, KV head)    -> rows
 //
-//     context   |--- split 0 ---|--- split 1 ---|- split 2 -|          one task each
-//     task      tiles: widen K -> scores | softmax over the split | tiles: widen V -> sum
+// Neither the batch nor the number of threads enters the arithmetic of a result: they only decide
+// who computes which job. What a job does stands in attend.hpp and prefill.hpp.
 #include <algorithm>
-#include <cmath>
+#include <atomic>
 #include <cstdint>
-#include <cstring>
-#include <memory>
 #include <optional>
 #include <vector>
 
 #include <nanobind/stl/optional.h>
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 #include "check.hpp"
-#include "lanes.hpp"
+#include "contexts.hpp"
+#include "isa.hpp"
+#include "layout.hpp"
+#include "workspace.hpp"
 
 namespace nb = nanobind;
 
 namespace {
 
-using kvist::Element;
-using kvist::kLanes;
-using kvist::Size;
-using kvist::Sizes;
+using namespace kvist;
 
-using Floats = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
-using ConstFloats = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
-using Pool = nb::ndarray<nb::ro, nb::device::cpu>;
-using Tables = nb::ndarray<const std::int32_t, nb::ndim<2>, nb::device::cpu>;
-using Lengths = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+// Below so many bytes of K and V, waking the threads costs more than they save.
+constexpr std::int64_t kParallelBytes = 64 << 10;
 
-// Tokens widened at a time: a tile of K or V in fp32 stays in the first cache.
-constexpr std::int64_t kTile = 32;
+// Rows of a prefill's job: enough that K and V, read once for all of them, cost little.
+constexpr std::int64_t kJobRows = 192;
 
-std::int64_t padded(std::int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
-
-// What every task of a call shares. Sizes in elements; *_row is a dim rounded up to whole vectors.
-struct Plan {
-    const char* pool;
-    Element element;
-    std::int64_t heads, group, key_dim, value_dim, key_row, value_row;
-    std::int64_t slots, head_elements, block_elements, layer_offset, split_tokens;
-    float scale;
-};
-
-// One split of one sequence's context under one KV head.
-struct Task {
-    const float* query;         // [G, Dk]
-    const std::int32_t* table;  // of the whole sequence
-    std::int64_t head, first, count;
-    float *sum, *top, *weight;  // [G, value_row], [G], [G]
-};
-
-// Buffers of one thread; the allocation is per call and thread, not per task.
-struct Scratch {
-    explicit Scratch(const Plan& plan)
-        : query(plan.group * plan.key_row),
-          rows(kTile * std::max(plan.key_row, plan.value_row)),
-          scores(plan.group * padded(plan.split_tokens)) {
-        std::fill_n(rows.data, kTile * std::max(plan.key_row, plan.value_row), 0.0f);
-    }
-    kvist::Buffer query, rows, scores;
-};
-
-// `count` tokens of a task, from its `token`-th on, as fp32 rows: K or V by `part`, the offset of the
-// first within a head. They may begin in the middle of a block and lie in several.
-void gather(const Plan& plan, const Task& task, std::int64_t token, std::int64_t count, std::int64_t part,
-            std::int64_t dim, std::int64_t row, float* out) {
-    const std::int64_t bytes = kvist::element_bytes(plan.element);
-    const std::int64_t offset = plan.layer_offset + task.head * plan.head_elements + part;
-    for (std::int64_t done = 0; done < count;) {
-        const std::int64_t position = task.first + token + done, slot = position % plan.slots;
-        const std::int64_t taken = std::min(plan.slots - slot, count - done);
-        const std::int64_t start = task.table[position / plan.slots] * plan.block_elements + offset + slot * dim;
-        kvist::widen(plan.element, plan.pool + start * bytes, taken, dim, row, out + done * row);
-        done += taken;
-    }
+int most_threads() {
+#ifdef _OPENMP
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
 }
 
-void run(const Plan& plan, const Task& task, Scratch& scratch) {
-    const std::int64_t score_row = padded(plan.split_tokens);
-    for (std::int64_t g = 0; g < plan.group; ++g) {
-        float* const row = scratch.query.data + g * plan.key_row;
-        for (std::int64_t d = 0; d < plan.key_row; ++d) {
-            row[d] = d < plan.key_dim ? task.query[g * plan.key_dim + d] * plan.scale : 0.0f;
+int this_thread() {
+#ifdef _OPENMP
+    return omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
+
+std::int64_t up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+// One call, checked.
+struct Call {
+    Geometry geometry;
+    const Kernels* kernels;
+    const Contexts* contexts;
+    Rows query, out;
+    float* lse;          // [T, Q] or null
+    const float* sinks;  // [Q] or null
+
+    std::int64_t queries() const { return geometry.heads * geometry.group; }
+};
+
+Rows rows_of(const Sizes& sizes, const char* name, const Tensor& tensor) {
+    sizes.contiguous(name, tensor, 1);
+    const Element element = sizes.element(name, tensor);
+    const std::int64_t bytes = element_bytes(element);
+    return Rows{tensor.data(), element, tensor.stride(0) * bytes, tensor.stride(1) * bytes};
+}
+
+Call check(const char* operation, nb::handle query_object, nb::handle pool_object, const Contexts& contexts,
+           nb::handle out_object, const std::optional<nb::object>& lse_object,
+           const std::optional<nb::object>& sinks_object, const Layout& layout, std::int64_t layer, float scale,
+           float softcap, Isa isa) {
+    Sizes sizes(operation);
+    const Tensor query("query", query_object), pool("pool", pool_object), out("out", out_object);
+    const Size Q = sizes.symbol("Q");
+    const Size T(contexts.tokens());
+    sizes.shape("query", query, {T, Q, Size(layout.key_dim)});
+    sizes.shape("out", out, {T, Q, Size(layout.value_dim)});
+    const std::int64_t queries = Q.value();
+    sizes.require(queries >= 1 && queries % layout.heads == 0, "query",
+                  "has " + std::to_string(queries) + " heads, no multiple of " + std::to_string(layout.heads) +
+                      " KV heads");
+    sizes.require(scale > 0.0f && softcap >= 0.0f, "scale, softcap", "must be above zero, and zero or above");
+    sizes.require(contexts.block_size() == layout.block_size, "contexts",
+                  "were made for a block_size of " + std::to_string(contexts.block_size()) + ", the layout has " +
+                      std::to_string(layout.block_size));
+    layout.check_layer(sizes, layer);
+    const std::int64_t blocks = layout.check_pool(sizes, pool);
+    if (contexts.blocks() > blocks) {
+        throw nb::index_error((std::string(operation) + ": block_tables has " + std::to_string(contexts.blocks() - 1) +
+                               ", but the pool has " + std::to_string(blocks) + " blocks")
+                                  .c_str());
+    }
+    sizes.require(supported(isa), "isa", std::string("is ") + isa_name(isa) + ", which this processor does not have");
+
+    Call call{};
+    call.contexts = &contexts;
+    call.query = rows_of(sizes, "query", query);
+    call.out = rows_of(sizes, "out", out);
+    if (lse_object) {
+        const Tensor lse("lse", *lse_object);
+        sizes.shape("lse", lse, {T, Q});
+        sizes.type("lse", lse, Type::f32);
+        sizes.contiguous("lse", lse, 2);
+        call.lse = reinterpret_cast<float*>(lse.data());
+    }
+    if (sinks_object) {
+        const Tensor sinks("sinks", *sinks_object);
+        sizes.shape("sinks", sinks, {Q});
+        sizes.type("sinks", sinks, Type::f32);
+        sizes.contiguous("sinks", sinks, 1);
+        call.sinks = reinterpret_cast<const float*>(sinks.data());
+    }
+
+    const Element element = sizes.element("pool", pool);
+    Arithmetic arithmetic = Arithmetic::rows;
+    if (layout.paired) {
+        arithmetic = element == Element::bf16 ? Arithmetic::wide_bf16 : Arithmetic::wide_fp16;
+        // A query that is wider than bf16 is not rounded.
+        if (element == Element::bf16 && call.query.element == Element::bf16 && isa >= Isa::avx512bf16) {
+            arithmetic = Arithmetic::dot;
         }
     }
-    for (std::int64_t token = 0; token < task.count; token += kTile) {
-        const std::int64_t count = std::min(kTile, task.count - token);
-        gather(plan, task, token, count, 0, plan.key_dim, plan.key_row, scratch.rows.data);
-        kvist::score(scratch.query.data, plan.group, scratch.rows.data, count, plan.key_row,
-                     scratch.scores.data + token, score_row);
-    }
-    for (std::int64_t g = 0; g < plan.group; ++g) {
-        float* const row = scratch.scores.data + g * score_row;
-        task.top[g] = kvist::maximum(row, task.count);
-        task.weight[g] = kvist::exponentials(row, task.count, task.top[g]);
-        std::fill_n(task.sum + g * plan.value_row, plan.value_row, 0.0f);
-    }
-    for (std::int64_t token = 0; token < task.count; token += kTile) {
-        const std::int64_t count = std::min(kTile, task.count - token);
-        gather(plan, task, token, count, plan.slots * plan.key_dim, plan.value_dim, plan.value_row,
-               scratch.rows.data);
-        kvist::accumulate(scratch.scores.data + token, score_row, plan.group, scratch.rows.data, count,
-                          plan.value_row, task.sum);
-    }
+    call.kernels = &kernels(isa, arithmetic);
+
+    const std::int64_t bytes = element_bytes(element);
+    Geometry& g = call.geometry;
+    g.pool = pool.data() + layer * layout.layer_elements() * bytes;
+    g.element = element;
+    g.block_bytes = layout.block_elements() * bytes;
+    g.head_bytes = layout.head_elements() * bytes;
+    g.value_bytes = layout.block_size * layout.key_dim * bytes;
+    g.heads = layout.heads;
+    g.group = queries / layout.heads;
+    g.key_dim = layout.key_dim;
+    g.value_dim = layout.value_dim;
+    g.key_pad = up(layout.key_dim, arithmetic == Arithmetic::dot ? 32 : 16);
+    g.value_pad = up(layout.value_dim, 16);
+    g.scale = scale;
+    g.softcap = softcap;
+    return call;
 }
 
-// Partial results of `splits` tasks of one query head, `stride` heads apart, into one row.
-void merge(const Plan& plan, const float* sum, const float* top, const float* weight, std::int64_t splits,
-           std::int64_t stride, float* out, float* lse) {
-    float highest = top[0];
-    for (std::int64_t s = 1; s < splits; ++s) highest = std::max(highest, top[s * stride]);
-    float total = 0.0f;
-    std::fill_n(out, plan.value_dim, 0.0f);
-    for (std::int64_t s = 0; s < splits; ++s) {
-        const float factor = std::exp(top[s * stride] - highest);
-        total += factor * weight[s * stride];
-        const float* const part = sum + s * stride * plan.value_row;
-        for (std::int64_t d = 0; d < plan.value_dim; ++d) out[d] += factor * part[d];
-    }
-    for (std::int64_t d = 0; d < plan.value_dim; ++d) out[d] /= total;
-    if (lse != nullptr) *lse = highest + std::log(total);
+// ---- decode
+
+// Where the share of a thread begins: `done` tile-heads of the whole come before it. Whole heads of a
+// split, so that it is one job's.
+struct Place {
+    std::int64_t split, head;
+};
+
+Place place_of(const std::vector<Contexts::Split>& splits, const std::vector<std::int64_t>& before,
+               std::int64_t heads, std::int64_t done) {
+    if (done >= before.back() * heads) return Place{static_cast<std::int64_t>(splits.size()), 0};
+    const auto above = std::upper_bound(before.begin(), before.end(), done / heads);
+    const std::int64_t split = above - before.begin() - 1;
+    const std::int64_t tiles = before[split + 1] - before[split];
+    return Place{split, (done - before[split] * heads) / tiles};
 }
 
-void decode(const ConstFloats& query, const Pool& pool, const Tables& tables, const Lengths& lengths,
-            const Floats& out, const std::optional<Floats>& lse, std::int64_t layer, std::int64_t num_layers,
-            std::int64_t num_kv_heads, std::int64_t key_dim, std::int64_t block_size,
-            std::int64_t split_tokens, float scale) {
-    Sizes sizes("decode");
-    sizes.require(std::min({num_layers, num_kv_heads, key_dim, block_size, split_tokens}) >= 1,
-                  "num_layers, num_kv_heads, key_dim, block_size, split_tokens", "must be at least 1");
-    const Size R = sizes.symbol("R"), Q = sizes.symbol("Q"), Dv = sizes.symbol("Dv"), N = sizes.symbol("N");
-    const Size B = sizes.symbol("B");
-    sizes.shape("query", query, {R, Q, Size(key_dim)});
-    sizes.shape("out", out, {R, Q, Dv});
-    if (lse) sizes.shape("lse", *lse, {R, Q});
-    sizes.shape("block_tables", tables, {R, B});
-    sizes.contiguous("block_tables", tables, 1);
-    sizes.shape("seq_lens", lengths, {R});
-    sizes.range("layer", &layer, 1, 0, num_layers);
-    const std::int64_t count = R.value(), queries = Q.value(), value_dim = Dv.value();
-    sizes.require(queries % num_kv_heads == 0, "query",
-                  "has " + std::to_string(queries) + " heads, no multiple of " + std::to_string(num_kv_heads) +
-                      " KV heads");
-    const std::int64_t head_elements = block_size * (key_dim + value_dim);
-    const std::int64_t block_elements = num_layers * num_kv_heads * head_elements;
-    sizes.shape("pool", pool, {N, Size(block_elements)});
-    sizes.contiguous("pool", pool, 2);
-    sizes.range("seq_lens", lengths.data(), count, 1, B.value() * block_size + 1);
-    for (std::int64_t r = 0; r < count; ++r) {
-        const std::int64_t blocks = (lengths.data()[r] + block_size - 1) / block_size;
-        sizes.range("block_tables", tables.data() + r * tables.stride(0), blocks, 0, N.value());
-    }
-
-    const std::int64_t group = queries / num_kv_heads;
-    const Plan plan{static_cast<const char*>(pool.data()),
-                    sizes.element("pool", pool),
-                    num_kv_heads,
-                    group,
-                    key_dim,
-                    value_dim,
-                    padded(key_dim),
-                    padded(value_dim),
-                    block_size,
-                    head_elements,
-                    block_elements,
-                    layer * num_kv_heads * head_elements,
-                    split_tokens,
-                    scale};
-    const float* const asked = query.data();
-    const std::int32_t* const table = tables.data();
-    const std::int64_t table_row = tables.stride(0);
-    float* const found = out.data();
-    float* const found_lse = lse ? lse->data() : nullptr;
+void decode(nb::handle query, nb::handle pool, const Contexts& contexts, nb::handle out,
+            const std::optional<nb::object>& lse, const std::optional<nb::object>& sinks, const Layout& layout,
+            std::int64_t layer, float scale, float softcap, Isa isa, Workspace& workspace) {
+    const Call call = check("decode", query, pool, contexts, out, lse, sinks, layout, layer, scale, softcap, isa);
+    const Geometry& g = call.geometry;
+    const std::int64_t queries = call.queries(), heads = g.heads;
+    const auto& splits = contexts.splits();
+    const auto count = static_cast<std::int64_t>(splits.size());
 
     nb::gil_scoped_release release;
-    std::vector<std::int64_t> first_split(count + 1, 0);  // splits of all sequences before r
-    std::vector<std::int64_t> sequence_of;
-    for (std::int64_t r = 0; r < count; ++r) {
-        const std::int64_t splits = (lengths.data()[r] + split_tokens - 1) / split_tokens;
-        first_split[r + 1] = first_split[r] + splits;
-        sequence_of.insert(sequence_of.end(), splits, r);
-    }
+    std::vector<std::int64_t> before(count + 1, 0);  // tiles of all splits before one
+    for (std::int64_t s = 0; s < count; ++s) before[s + 1] = before[s] + splits[s].end - splits[s].begin;
+    const std::int64_t work = before.back() * heads;
+    const std::int64_t work_bytes = work * kTileSlots * (g.key_dim + g.value_dim) * element_bytes(g.element);
+    const int threads = work_bytes < kParallelBytes ? 1 : most_threads();
+
     // Partial results lie as [split][Q]; the parts of one query head are Q apart.
-    const std::int64_t splits = first_split[count], tasks = splits * num_kv_heads;
-    const std::unique_ptr<float[]> sums(new float[splits * queries * plan.value_row]);
-    const std::unique_ptr<float[]> tops(new float[splits * queries]), weights(new float[splits * queries]);
-#pragma omp parallel if (tasks > 1)
+    const std::int64_t scratch_bytes = up(call.kernels->decode_scratch(g), 64);
+    char* const memory = workspace.reserve(threads * scratch_bytes + count * queries * (g.value_pad + 2) * 4 + 64);
+    auto* const sums = reinterpret_cast<float*>(memory + threads * scratch_bytes);
+    float* const tops = sums + count * queries * g.value_pad;
+    float* const weights = tops + count * queries;
+#pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        Scratch scratch(plan);
-#pragma omp for schedule(dynamic)
-        for (std::int64_t i = 0; i < tasks; ++i) {
-            const std::int64_t split = i / num_kv_heads, head = i % num_kv_heads, r = sequence_of[split];
-            const std::int64_t first = (split - first_split[r]) * split_tokens;
-            const std::int64_t at = split * queries + head * group;
-            run(plan,
-                Task{asked + (r * queries + head * group) * key_dim, table + r * table_row, head, first,
-                     std::min(split_tokens, lengths.data()[r] - first), sums.get() + at * plan.value_row,
-                     tops.get() + at, weights.get() + at},
-                scratch);
+        const int thread = this_thread();
+#ifdef _OPENMP
+        const int team = omp_get_num_threads();
+#else
+        const int team = 1;
+#endif
+        char* const scratch = memory + thread * scratch_bytes;
+        const Place from = place_of(splits, before, heads, work * thread / team);
+        const Place to = place_of(splits, before, heads, work * (thread + 1) / team);
+        for (std::int64_t s = from.split; s <= to.split && s < count; ++s) {
+            const std::int64_t head = s == from.split ? from.head : 0, end = s == to.split ? to.head : heads;
+            if (head >= end) continue;
+            const std::int64_t r = splits[s].sequence, at = s * queries;
+            Rows asked = call.query;
+            asked.data += contexts.query_start(r) * asked.token_bytes;
+            call.kernels->decode(g,
+                                 DecodeJob{contexts.tiles() + splits[s].begin, contexts.tiles() + splits[s].end,
+                                           contexts.tiles() + contexts.first(r + 1), head, end, asked,
+                                           sums + at * g.value_pad, tops + at, weights + at},
+                                 scratch);
         }
+#pragma omp barrier
 #pragma omp for schedule(static)
-        for (std::int64_t i = 0; i < count * queries; ++i) {
-            const std::int64_t r = i / queries, at = first_split[r] * queries + i % queries;
-            merge(plan, sums.get() + at * plan.value_row, tops.get() + at, weights.get() + at,
-                  first_split[r + 1] - first_split[r], queries, found + i * value_dim,
-                  found_lse ? found_lse + i : nullptr);
+        for (std::int64_t i = 0; i < contexts.num_decodes() * queries; ++i) {
+            const std::int64_t r = i / queries, q = i % queries, at = contexts.first_split(r) * queries + q;
+            const std::int64_t token = contexts.query_start(r);
+            call.kernels->merge(MergeJob{sums + at * g.value_pad, tops + at, weights + at,
+                                         contexts.first_split(r + 1) - contexts.first_split(r), queries, g.value_dim,
+                                         g.value_pad, call.sinks ? call.sinks + q : nullptr,
+                                         call.out.data + token * call.out.token_bytes + q * call.out.head_bytes,
+                                         call.out.element, call.lse ? call.lse + token * queries + q : nullptr});
         }
+    }
+}
+
+// ---- prefill
+
+void prefill(nb::handle query, nb::handle pool, const Contexts& contexts, nb::handle out,
+             const std::optional<nb::object>& lse, const std::optional<nb::object>& sinks, const Layout& layout,
+             std::int64_t layer, float scale, float softcap, Isa isa, Workspace& workspace) {
+    const Call call = check("prefill", query, pool, contexts, out, lse, sinks, layout, layer, scale, softcap, isa);
+    const Geometry& g = call.geometry;
+    const std::int64_t queries = call.queries();
+
+    nb::gil_scoped_release release;
+    struct Some {
+        std::int64_t sequence, begin, tokens;
+    };
+    const std::int64_t most = std::max<std::int64_t>(1, kJobRows / g.group);
+    std::vector<Some> jobs;
+    std::int64_t longest = 1;
+    for (std::int64_t r = contexts.num_decodes(); r < contexts.sequences(); ++r) {
+        for (std::int64_t begin = 0; begin < contexts.queries(r); begin += most) {
+            jobs.push_back(Some{r, begin, std::min(most, contexts.queries(r) - begin)});
+            longest = std::max(longest, jobs.back().tokens);
+        }
+    }
+    // The longest context first, so that no thread is left with it at the end.
+    std::stable_sort(jobs.begin(), jobs.end(), [&](const Some& a, const Some& b) {
+        return contexts.position(a.sequence) + a.begin > contexts.position(b.sequence) + b.begin;
+    });
+    const auto count = static_cast<std::int64_t>(jobs.size()) * g.heads;
+    const int threads = static_cast<int>(std::min<std::int64_t>(most_threads(), std::max<std::int64_t>(count, 1)));
+    const std::int64_t scratch_bytes = up(call.kernels->prefill_scratch(g, longest), 64);
+    char* const memory = workspace.reserve(threads * scratch_bytes);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        char* const scratch = memory + this_thread() * scratch_bytes;
+        call.kernels->begin();
+#pragma omp for schedule(dynamic)
+        for (std::int64_t i = 0; i < count; ++i) {
+            const Some& job = jobs[i / g.heads];
+            const std::int64_t r = job.sequence, token = contexts.query_start(r) + job.begin;
+            Rows asked = call.query, found = call.out;
+            asked.data += token * asked.token_bytes;
+            found.data += token * found.token_bytes;
+            call.kernels->prefill(g,
+                                  PrefillJob{contexts.tiles() + contexts.first(r),
+                                             contexts.tiles() + contexts.first(r + 1), i % g.heads, job.tokens,
+                                             static_cast<std::int32_t>(contexts.position(r) + job.begin),
+                                             static_cast<std::int32_t>(contexts.window()), asked, found,
+                                             call.lse ? call.lse + token * queries : nullptr, call.sinks},
+                                  scratch);
+        }
+        call.kernels->end();
     }
 }
 
 }  // namespace
 
 void bind_attention(nb::module_& module) {
-    module.def("decode", &decode, nb::arg("query").noconvert(), nb::arg("pool").noconvert(),
-               nb::arg("block_tables").noconvert(), nb::arg("seq_lens").noconvert(),
-               nb::arg("out").noconvert(), nb::arg("lse").noconvert().none(), nb::arg("layer"),
-               nb::arg("num_layers"), nb::arg("num_kv_heads"), nb::arg("key_dim"), nb::arg("block_size"),
-               nb::arg("split_tokens"), nb::arg("scale"),
-               "Attention of query fp32 [R, Q, Dk], one token a sequence, over one layer of pool [N, block "
-               "elements] through block_tables int32 [R, B] and seq_lens int32 [R], into out fp32 [R, Q, Dv] and, "
-               "unless None, lse fp32 [R, Q].");
+    nb::class_<Workspace>(module, "Workspace", "Memory that kernels use while they run; for one call at a time.")
+        .def(nb::init<>())
+        .def_prop_ro("nbytes", &Workspace::bytes, "Bytes held now; grows with the largest call so far.");
+    nb::class_<Contexts>(module, "Contexts", "The contexts of one step, checked and cut, for all of its layers.")
+        .def_static("of_tables", &Contexts::of_tables, nb::arg("block_tables"), nb::arg("seq_lens"),
+                    nb::arg("query_start"), nb::arg("num_decodes"), nb::arg("block_size"), nb::arg("window"))
+        .def_static("of_runs", &Contexts::of_runs, nb::arg("runs"), nb::arg("run_start"), nb::arg("seq_lens"),
+                    nb::arg("query_start"), nb::arg("num_decodes"), nb::arg("block_size"), nb::arg("window"));
+    module.def("decode", &decode, nb::arg("query"), nb::arg("pool"), nb::arg("contexts"), nb::arg("out"),
+               nb::arg("lse").none(), nb::arg("sinks").none(), nb::arg("layout"), nb::arg("layer"), nb::arg("scale"),
+               nb::arg("softcap"), nb::arg("isa"), nb::arg("workspace"),
+               "Attention of the first num_decodes tokens of query [T, Q, Dk] over one layer of pool [N, block "
+               "elements], into out [T, Q, Dv] and, unless None, lse fp32 [T, Q].");
+    module.def("prefill", &prefill, nb::arg("query"), nb::arg("pool"), nb::arg("contexts"), nb::arg("out"),
+               nb::arg("lse").none(), nb::arg("sinks").none(), nb::arg("layout"), nb::arg("layer"), nb::arg("scale"),
+               nb::arg("softcap"), nb::arg("isa"), nb::arg("workspace"),
+               "The same for the tokens of the other sequences.");
 }

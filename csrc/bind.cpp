@@ -11,12 +11,15 @@
 #include <omp.h>
 #endif
 
+#include "isa.hpp"
+
 namespace nb = nanobind;
 
-void bind_blocks(nb::module_& module);
 void bind_attention(nb::module_& module);
 void bind_linear(nb::module_& module);
 void bind_stack(nb::module_& module);
+void bind_bandwidth(nb::module_& module);
+void bind_write(nb::module_& module);
 
 namespace {
 
@@ -30,36 +33,13 @@ std::string compiler() {
 #endif
 }
 
-// What every instruction in this library may assume; kernels choose more at run time.
-std::vector<std::string> baseline_isa() {
-    std::vector<std::string> names;
-#ifdef __SSE2__
-    names.emplace_back("sse2");
-#endif
-#ifdef __AVX2__
-    names.emplace_back("avx2");
-#endif
-#ifdef __AVX512F__
-    names.emplace_back("avx512f");
-#endif
-#ifdef __ARM_NEON
-    names.emplace_back("neon");
-#endif
-    return names;
-}
-
-// What this processor offers beyond it.
+// Instruction sets that there are kernels for and that this processor has, in ascending order.
 std::vector<std::string> processor_isa() {
     std::vector<std::string> names;
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2")) names.emplace_back("avx2");
-    if (__builtin_cpu_supports("fma")) names.emplace_back("fma");
-    if (__builtin_cpu_supports("avx512f")) names.emplace_back("avx512f");
-    if (__builtin_cpu_supports("avx512bw")) names.emplace_back("avx512bw");
-    if (__builtin_cpu_supports("avx512vnni")) names.emplace_back("avx512vnni");
-    if (__builtin_cpu_supports("avx512bf16")) names.emplace_back("avx512bf16");
-#endif
+    for (int level = 0; level < kvist::kIsas; ++level) {
+        const auto isa = static_cast<kvist::Isa>(level);
+        if (kvist::supported(isa)) names.emplace_back(kvist::isa_name(isa));
+    }
     return names;
 }
 
@@ -74,8 +54,7 @@ nb::dict build_info() {
     info["openmp"] = false;
     info["threads"] = 1;
 #endif
-    info["baseline_isa"] = baseline_isa();
-    info["processor_isa"] = processor_isa();
+    info["isa"] = processor_isa();
     return info;
 }
 
@@ -87,9 +66,16 @@ NB_MODULE(_C, module) {
                "Version of kvist that this library was built for.");
     module.def("build_info", &build_info,
                "How this library was built and what the processor offers: version, compiler, openmp, "
-               "threads, baseline_isa, processor_isa.");
-    bind_blocks(module);
+               "threads, isa.");
+    nb::enum_<kvist::Isa>(module, "Isa", "Instruction sets that there are kernels for.")
+        .value("portable", kvist::Isa::portable)
+        .value("avx2", kvist::Isa::avx2)
+        .value("avx512", kvist::Isa::avx512)
+        .value("avx512bf16", kvist::Isa::avx512bf16)
+        .value("amx", kvist::Isa::amx);
+    bind_write(module);
     bind_attention(module);
     bind_linear(module);
     bind_stack(module);
+    bind_bandwidth(module);
 }

@@ -15,31 +15,27 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 
 #include <cstdint>
 #include <initializer_list>
-#include <memory>
 #include <string>
-#include <vector>
+
+#include "element.hpp"
+#include "tensor.hpp"
 
 namespace kvist {
 
-namespace nb = nanobind;
-
-// Element types that K and V are stored in.
-enum class Element { f32, f16, bf16 };
-
-inline const char* element_name(Element element) {
-    switch (element) {
-        case Element::f32: return "float32";
-        case Element::f16: return "float16";
-        case Element::bf16: return "bfloat16";
+inline const char* type_name(Type type) {
+    switch (type) {
+        case Type::f32: return "float32";
+        case Type::f16: return "float16";
+        case Type::bf16: return "bfloat16";
+        case Type::i32: return "int32";
+        case Type::i64: return "int64";
+        case Type::other: break;
     }
-    return "unknown";
+    return "of another dtype";
 }
-
-inline std::int64_t element_bytes(Element element) { return element == Element::f32 ? 4 : 2; }
 
 // One dimension of an expected shape: a letter, a number, or anything at all.
 class Size {
@@ -53,13 +49,13 @@ class Size {
   private:
     friend class Sizes;
     struct Symbol {
-        std::string name;
-        std::string bound_by;  // the argument that gave it its value; empty: none yet
+        const char* name;
+        const char* bound_by = nullptr;  // the argument that gave it its value; null: none yet
         std::int64_t value = -1;
     };
-    explicit Size(std::shared_ptr<Symbol> symbol) : symbol_(std::move(symbol)) {}
+    explicit Size(Symbol* symbol) : symbol_(symbol) {}
 
-    std::shared_ptr<Symbol> symbol_;
+    Symbol* symbol_ = nullptr;
     std::int64_t fixed_ = -1;  // -1: any
 };
 
@@ -67,20 +63,21 @@ class Size {
 class Sizes {
   public:
     explicit Sizes(const char* operation) : operation_(operation) {}
+    Sizes(const Sizes&) = delete;  // sizes point into it
+    Sizes& operator=(const Sizes&) = delete;
 
-    Size symbol(const char* name) const {
-        auto symbol = std::make_shared<Size::Symbol>();
-        symbol->name = name;
-        return Size(std::move(symbol));
+    Size symbol(const char* name) {
+        if (letters_ == kMostLetters) throw nb::value_error("a kernel names more letters than there is room for");
+        symbols_[letters_].name = name;
+        return Size(&symbols_[letters_++]);
     }
 
-    template <typename Array>
-    void shape(const char* argument, const Array& array, std::initializer_list<Size> expected) const {
+    void shape(const char* argument, const Tensor& array, std::initializer_list<Size> expected) const {
         if (array.ndim() != expected.size()) mismatch(argument, array, expected, "");
         std::size_t axis = 0;
         for (const Size& size : expected) {
             const auto got = static_cast<std::int64_t>(array.shape(axis++));
-            if (size.symbol_ && size.symbol_->bound_by.empty()) {
+            if (size.symbol_ && size.symbol_->bound_by == nullptr) {
                 size.symbol_->value = got;
                 size.symbol_->bound_by = argument;
             } else if (size.value() != got && (size.symbol_ || size.fixed_ >= 0)) {
@@ -90,8 +87,7 @@ class Sizes {
     }
 
     // Rows may be apart; the elements of the last `axes` axes must lie side by side.
-    template <typename Array>
-    void contiguous(const char* argument, const Array& array, std::size_t axes) const {
+    void contiguous(const char* argument, const Tensor& array, std::size_t axes) const {
         std::int64_t step = 1;
         for (std::size_t back = 1; back <= axes && back <= array.ndim(); ++back) {
             const std::size_t axis = array.ndim() - back;
@@ -106,29 +102,23 @@ class Sizes {
     }
 
     // The element type of K, V or a query; anything but the three is a TypeError.
-    template <typename Array>
-    Element element(const char* argument, const Array& array) const {
-        const nb::dlpack::dtype type = array.dtype();
-        const auto is = [&](nb::dlpack::dtype_code code, int bits) {
-            return type.code == static_cast<std::uint8_t>(code) && type.bits == bits && type.lanes == 1;
-        };
-        if (is(nb::dlpack::dtype_code::Float, 32)) return Element::f32;
-        if (is(nb::dlpack::dtype_code::Float, 16)) return Element::f16;
-        if (is(nb::dlpack::dtype_code::Bfloat, 16)) return Element::bf16;
-        throw nb::type_error(text(argument, "must be float32, float16 or bfloat16, but its elements have type code " +
-                                                std::to_string(type.code) + " and " + std::to_string(type.bits) +
-                                                " bits")
+    Element element(const char* argument, const Tensor& array) const {
+        switch (array.type()) {
+            case Type::f32: return Element::f32;
+            case Type::f16: return Element::f16;
+            case Type::bf16: return Element::bf16;
+            default: break;
+        }
+        throw nb::type_error(text(argument, std::string("must be float32, float16 or bfloat16, but is ") +
+                                                type_name(array.type()))
                                  .c_str());
     }
 
-    template <typename Array>
-    void same_element(const char* argument, const Array& array, Element expected) const {
-        const Element got = element(argument, array);
-        if (got != expected) {
-            throw nb::type_error(text(argument, std::string("is ") + element_name(got) + " but must be " +
-                                                    element_name(expected) + " like the pool")
-                                     .c_str());
-        }
+    void type(const char* argument, const Tensor& array, Type expected) const {
+        if (array.type() == expected) return;
+        throw nb::type_error(
+            text(argument, std::string("is ") + type_name(array.type()) + " but must be " + type_name(expected))
+                .c_str());
     }
 
     // low <= values[i] < high for each of `count` values.
@@ -162,12 +152,11 @@ class Sizes {
 
     static std::string origin(const Size& size) {
         if (!size.symbol_) return "";
-        return "; " + size.symbol_->name + " is " + std::to_string(size.symbol_->value) + " by " +
+        return "; " + std::string(size.symbol_->name) + " is " + std::to_string(size.symbol_->value) + " by " +
                size.symbol_->bound_by;
     }
 
-    template <typename Array>
-    [[noreturn]] void mismatch(const char* argument, const Array& array,
+    [[noreturn]] void mismatch(const char* argument, const Tensor& array,
                                std::initializer_list<Size> expected, const std::string& why) const {
         std::string got = "[", want = "[";
         for (std::size_t axis = 0; axis < array.ndim(); ++axis) {
@@ -182,7 +171,11 @@ class Sizes {
         fail(argument, "has shape " + got + "] but must be " + want + "]" + why);
     }
 
+    static constexpr int kMostLetters = 8;
+
     const char* operation_;
+    Size::Symbol symbols_[kMostLetters] = {};
+    int letters_ = 0;
 };
 
 }  // namespace kvist

@@ -1,53 +1,235 @@
-// Inner loops of attention in fp32, sixteen lanes at a time, compiled for several processors.
+// Sixteen lanes of fp32, as the compiler's vector type: the order of every sum stands in the source
+// and does not depend on what a vectoriser makes of a loop.
 //
-// Written with the compiler's vector type, so that the order of every sum stands in the source and
-// does not depend on what a vectoriser makes of a loop. Each loop is a function of its own, outside
-// OpenMP regions, so that one of its versions is chosen when the library is loaded.
+// Included by the isa_*.cpp only, each compiled for other instructions. Everything in here has
+// internal linkage, for the linker keeps one copy of a shared inline function and would not know
+// which processors may run it; standard templates are avoided for the same reason.
 #pragma once
 
 #include <cstdint>
-#include <memory>
-#include <new>
+#include <cstring>
 
-#include "check.hpp"
-
-#if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define KVIST_CLONES __attribute__((noinline, target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define KVIST_CLONES __attribute__((noinline))
+#if defined(__AVX512F__) || defined(__F16C__)
+#include <immintrin.h>
 #endif
 
+#include "element.hpp"
+
+// Vectors never cross a call that is not inlined, so their calling convention is of no account.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wpsabi"
+#endif
+
+#define KVIST_INLINE static inline __attribute__((always_inline))
+
 namespace kvist {
+namespace {
+
+typedef float Floats __attribute__((vector_size(64)));
+typedef std::int32_t Ints __attribute__((vector_size(64)));
+typedef std::uint32_t Words __attribute__((vector_size(64)));
+typedef std::uint16_t Halves __attribute__((vector_size(32)));
 
 constexpr std::int64_t kLanes = 16;
+// A maximum of nothing. Finite, so that what is masked (minus infinity) stays below it.
+constexpr float kNothing = -1e30f;
+constexpr float kLog2e = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
 
-// fp32 memory on a cache line's boundary, not initialised.
-struct Buffer {
-    explicit Buffer(std::int64_t count)
-        : data(static_cast<float*>(::operator new(static_cast<std::size_t>(count) * sizeof(float),
-                                                  std::align_val_t{64}))) {}
-    ~Buffer() { ::operator delete(data, std::align_val_t{64}); }
-    Buffer(const Buffer&) = delete;
-    Buffer& operator=(const Buffer&) = delete;
-    float* const data;
-};
+KVIST_INLINE std::int64_t least(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+KVIST_INLINE std::int64_t most(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
+KVIST_INLINE std::int64_t whole(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
 
-// `count` stored rows of `dim` elements side by side -> fp32 rows of `row` elements, zeros behind dim.
-void widen(Element element, const void* stored, std::int64_t count, std::int64_t dim, std::int64_t row,
-           float* out);
+template <typename Vector>
+KVIST_INLINE Vector load(const void* from) {
+    Vector vector;
+    std::memcpy(&vector, from, sizeof(Vector));
+    return vector;
+}
 
-// out[g * out_row + t] = query[g] . rows[t], each of `row` elements. Computed for whole vectors of t:
-// `rows` and `out` have room up to a multiple of sixteen; what stands there does not matter.
-void score(const float* query, std::int64_t group, const float* rows, std::int64_t count, std::int64_t row,
-           float* out, std::int64_t out_row);
+template <typename Vector>
+KVIST_INLINE void store(void* to, const Vector& vector) {
+    std::memcpy(to, &vector, sizeof(Vector));
+}
 
-float maximum(const float* values, std::int64_t count);
+KVIST_INLINE Floats splat(float value) { return Floats{} + value; }
 
-// values[t] = exp(values[t] - top); returns their sum. `values` has room up to whole vectors.
-float exponentials(float* values, std::int64_t count, float top);
+KVIST_INLINE Floats larger(const Floats& a, const Floats& b) {
+#ifdef __AVX512F__
+    return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return a > b ? a : b;
+#endif
+}
 
-// sum[g] += weights[g * weight_row + t] * rows[t] over t, each of `row` elements.
-void accumulate(const float* weights, std::int64_t weight_row, std::int64_t group, const float* rows,
-                std::int64_t count, std::int64_t row, float* sum);
+// Lane by lane of a and b in turn, each the sum of two lanes of its source that lie eight apart.
+KVIST_INLINE Floats fold(const Floats& a, const Floats& b) {
+    constexpr Ints kLow = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
+    constexpr Ints kHigh = {8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    return __builtin_shuffle(a, b, kLow) + __builtin_shuffle(a, b, kHigh);
+}
 
+// Lane t of the result is the sum of the lanes of v[t]; v is used up.
+KVIST_INLINE Floats sums_of(Floats (&v)[kLanes]) {
+#pragma GCC unroll 4
+    for (int half = kLanes / 2; half > 0; half /= 2) {
+#pragma GCC unroll 8
+        for (int i = 0; i < half; ++i) v[i] = fold(v[i], v[i + half]);
+    }
+    return v[0];
+}
+
+template <typename Join>
+KVIST_INLINE float across(Floats v, Join join) {
+    constexpr Ints kEight = {8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7};
+    constexpr Ints kFour = {4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11};
+    constexpr Ints kTwo = {2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13};
+    constexpr Ints kOne = {1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14};
+    v = join(v, __builtin_shuffle(v, kEight));
+    v = join(v, __builtin_shuffle(v, kFour));
+    v = join(v, __builtin_shuffle(v, kTwo));
+    v = join(v, __builtin_shuffle(v, kOne));
+    return v[0];
+}
+
+KVIST_INLINE float sum_across(const Floats& v) {
+    return across(v, [](const Floats& a, const Floats& b) __attribute__((always_inline)) { return a + b; });
+}
+
+KVIST_INLINE float largest_across(const Floats& v) {
+    return across(v, [](const Floats& a, const Floats& b) __attribute__((always_inline)) { return larger(a, b); });
+}
+
+// Lanes whose bit is clear become minus infinity.
+KVIST_INLINE Floats masked(const Floats& v, std::uint32_t mask) {
+#ifdef __AVX512F__
+    return (Floats)_mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()), (__mmask16)mask, (__m512)v);
+#else
+    constexpr Words kLane = {1u << 0, 1u << 1, 1u << 2,  1u << 3,  1u << 4,  1u << 5,  1u << 6,  1u << 7,
+                             1u << 8, 1u << 9, 1u << 10, 1u << 11, 1u << 12, 1u << 13, 1u << 14, 1u << 15};
+    return ((kLane & mask) != 0u) ? v : splat(-__builtin_inff());
+#endif
+}
+
+// 2^t for t <= 0, to about one unit in the last place; 0 where the result would be subnormal.
+KVIST_INLINE Floats exp2_of(const Floats& t) {
+#ifdef __AVX512DQ__
+    // scalef multiplies by 2^floor(t), reduce leaves t - floor(t).
+    const Floats f = (Floats)_mm512_reduce_ps((__m512)t, 1);
+    Floats p = f * 0.00186713011f + 0.00901703021f;
+    p = p * f + 0.0557999132f;
+    p = p * f + 0.24016445f;
+    p = p * f + 0.693151312f;
+    p = p * f + 1.0f;
+    return (Floats)_mm512_scalef_ps((__m512)p, (__m512)t);
+#else
+    const Floats low = splat(-126.0f);
+    const Floats x = t < low ? low - 1.0f : t;
+    const Floats shifted = x + 12582912.0f;  // 1.5 * 2^23: rounds to an integer
+    const Floats n = shifted - 12582912.0f, f = x - n;
+    Floats p = f * 1.52527338e-5f + 1.54035304e-4f;  // ln(2)^k / k!
+    p = p * f + 1.33335581e-3f;
+    p = p * f + 9.61812911e-3f;
+    p = p * f + 5.55041087e-2f;
+    p = p * f + 2.40226507e-1f;
+    p = p * f + 6.93147181e-1f;
+    p = p * f + 1.0f;
+    const Ints exponent = __builtin_convertvector(n, Ints) << 23;
+    const Floats scaled = (Floats)((Ints)p + exponent);
+    return t < low ? Floats{} : scaled;
+#endif
+}
+
+KVIST_INLINE float exp2_of(float t) { return exp2_of(splat(t))[0]; }
+
+// (1 - e) / (1 + e) with e = exp(-2 |x|), and the sign of x.
+KVIST_INLINE Floats tanh_of(const Floats& x) {
+    const Words bits = (Words)x;
+    const Floats magnitude = (Floats)(bits & 0x7fffffffu);
+    const Floats e = exp2_of(magnitude * (-2.0f * kLog2e));
+    const Floats t = (1.0f - e) / (1.0f + e);
+    return (Floats)((Words)t | (bits & 0x80000000u));
+}
+
+// ---- sixteen bits and thirty-two
+
+// The sixteen lower bits of each lane, a bf16, as fp32; and the sixteen upper.
+KVIST_INLINE Floats low_bf16(const Words& pairs) { return (Floats)(pairs << 16); }
+KVIST_INLINE Floats high_bf16(const Words& pairs) { return (Floats)(pairs & 0xffff0000u); }
+
+#ifdef __AVX512F__
+KVIST_INLINE Floats low_fp16(const Words& pairs) {
+    return (Floats)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)pairs));
+}
+#else
+// The exponent moves by a multiplication, which also makes fp16's subnormals right; infinities and
+// NaN, whose exponent is all ones in both forms, keep it.
+KVIST_INLINE Floats low_fp16(const Words& pairs) {
+    const Words magnitude = (pairs & 0x7fffu) << 13;
+    const Words moved = (Words)((Floats)magnitude * 0x1p112f);
+    const Words special = (Words)(magnitude >= 0x0f800000u) & 0x7f800000u;
+    return (Floats)(moved | special | ((pairs & 0x8000u) << 16));
+}
+#endif
+KVIST_INLINE Floats high_fp16(const Words& pairs) { return low_fp16(pairs >> 16); }
+
+// To the nearest, ties to even; NaN stays NaN. The result stands in the lower half of each lane.
+KVIST_INLINE Words to_bf16(const Floats& v) {
+    const Words bits = (Words)v;
+    const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    const Words quiet = (bits >> 16) | 0x40u;
+    return ((bits & 0x7fffffffu) > 0x7f800000u) ? quiet : rounded;
+}
+
+// Adding 2^13 times the unit of the result, as a float, rounds where fp16 does; what is subnormal in
+// fp16 is rounded at one fixed place.
+KVIST_INLINE Words to_fp16(const Floats& v) {
+    const Words bits = (Words)v, sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
+    const Words rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
+    const Words normal = (rounded - 0x38000000u) >> 13;
+    const Words small = (Words)((Floats)magnitude + 0.5f) - 0x3f000000u;
+    Words result = (magnitude < 0x38800000u) ? small : normal;
+    result = (rounded >= 0x47800000u) ? (Words{} + 0x7c00u) : result;
+    result = (magnitude > 0x7f800000u) ? (Words{} + 0x7e00u) : result;
+    return result | sign;
+}
+
+KVIST_INLINE Floats load_row(const char* from, Element element) {
+    if (element == Element::f32) return load<Floats>(from);
+    const Words words = __builtin_convertvector(load<Halves>(from), Words);
+    return element == Element::bf16 ? low_bf16(words) : low_fp16(words);
+}
+
+KVIST_INLINE void store_row(char* to, Element element, const Floats& v) {
+    if (element == Element::f32) return store<Floats>(to, v);
+    const Words words = element == Element::bf16 ? to_bf16(v) : to_fp16(v);
+    store<Halves>(to, __builtin_convertvector(words, Halves));
+}
+
+// `dim` stored elements as fp32, zeros up to `pad`, a multiple of kLanes.
+static inline void widen(const char* from, Element element, std::int64_t dim, float* to, std::int64_t pad) {
+    const std::int64_t bytes = element_bytes(element);
+    std::int64_t d = 0;
+    for (; d + kLanes <= dim; d += kLanes) store<Floats>(to + d, load_row(from + d * bytes, element));
+    if (d < pad) {
+        alignas(64) char rest[kLanes * 4] = {};
+        std::memcpy(rest, from + d * bytes, (std::size_t)((dim - d) * bytes));
+        store<Floats>(to + d, load_row(rest, element));
+    }
+}
+
+// `dim` values times `factor`, stored as `element`.
+static inline void narrow(const float* from, float factor, std::int64_t dim, char* to, Element element) {
+    const std::int64_t bytes = element_bytes(element);
+    std::int64_t d = 0;
+    for (; d + kLanes <= dim; d += kLanes) {
+        store_row(to + d * bytes, element, load<Floats>(from + d) * factor);
+    }
+    if (d < dim) {
+        alignas(64) char rest[kLanes * 4];
+        store_row(rest, element, load<Floats>(from + d) * factor);
+        std::memcpy(to + d * bytes, rest, (std::size_t)((dim - d) * bytes));
+    }
+}
+
+}  // namespace
 }  // namespace kvist

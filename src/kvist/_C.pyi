@@ -1,5 +1,6 @@
 """CPU kernels, compiled. Absent from a pure install: only `kvist.kernels` imports it."""
 
+from enum import Enum
 from typing import TypedDict
 
 from torch import Tensor
@@ -9,36 +10,99 @@ class BuildInfo(TypedDict):
     compiler: str
     openmp: bool
     threads: int
-    baseline_isa: list[str]
-    processor_isa: list[str]
+    isa: list[str]
+
+class Isa(Enum):
+    portable = 0
+    avx2 = 1
+    avx512 = 2
+    avx512bf16 = 3
+    amx = 4
+
+class Layout:
+    def __init__(
+        self,
+        num_layers: int,
+        num_kv_heads: int,
+        key_dim: int,
+        value_dim: int,
+        block_size: int,
+        packing_id: str,
+    ) -> None: ...
+
+class Workspace:
+    def __init__(self) -> None: ...
+    @property
+    def nbytes(self) -> int: ...
+
+class Contexts:
+    @staticmethod
+    def of_tables(
+        block_tables: Tensor,
+        seq_lens: Tensor,
+        query_start: Tensor,
+        num_decodes: int,
+        block_size: int,
+        window: int,
+    ) -> Contexts: ...
+    @staticmethod
+    def of_runs(
+        runs: Tensor,
+        run_start: Tensor,
+        seq_lens: Tensor,
+        query_start: Tensor,
+        num_decodes: int,
+        block_size: int,
+        window: int,
+    ) -> Contexts: ...
 
 def version() -> str: ...
 def build_info() -> BuildInfo: ...
 def write_kv(
+    pool: Tensor, layout: Layout, layer: int, key: Tensor, value: Tensor, slots: Tensor
+) -> None: ...
+def rotate_write_kv(
+    query: Tensor,
     pool: Tensor,
+    layout: Layout,
+    layer: int,
     key: Tensor,
     value: Tensor,
     slots: Tensor,
-    layer: int,
-    num_layers: int,
-    block_size: int,
+    cos: Tensor,
+    sin: Tensor,
+    isa: Isa,
 ) -> None: ...
 def copy_blocks(pool: Tensor, src: Tensor, dst: Tensor) -> None: ...
 def decode(
     query: Tensor,
     pool: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
+    contexts: Contexts,
     out: Tensor,
     lse: Tensor | None,
+    sinks: Tensor | None,
+    layout: Layout,
     layer: int,
-    num_layers: int,
-    num_kv_heads: int,
-    key_dim: int,
-    block_size: int,
-    split_tokens: int,
     scale: float,
+    softcap: float,
+    isa: Isa,
+    workspace: Workspace,
 ) -> None: ...
+def prefill(
+    query: Tensor,
+    pool: Tensor,
+    contexts: Contexts,
+    out: Tensor,
+    lse: Tensor | None,
+    sinks: Tensor | None,
+    layout: Layout,
+    layer: int,
+    scale: float,
+    softcap: float,
+    isa: Isa,
+    workspace: Workspace,
+) -> None: ...
+def read_seconds(data: Tensor, isa: Isa, streams: int, ahead: bool) -> float: ...
 def packed_bytes(weights: str, inputs: int, outputs: int) -> int: ...
 def pack(source: Tensor, weights: str, packed: Tensor, scale: Tensor | None) -> None: ...
 def multiply_path(rows: int, alone: bool) -> str: ...

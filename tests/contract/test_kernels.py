@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch")
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvist.kernels import cpu, dispatch
-from kvist.testing.kernel_cases import CASES, LAYER, KernelCase, Scene
+from kvist.kernels.batch import AttentionBatch
+from kvist.testing.kernel_cases import CASES, HOLES, LAYER, KernelCase, Scene
 from kvist.testing.kernels import KernelContract, same_bytes
 
 CPU = torch.device("cpu")
@@ -45,8 +46,45 @@ class TestSdpa(KernelContract):
         return chosen(case, "sdpa")
 
 
+class CppContract(KernelContract):
+    """One instruction set; what it does not have of its own, the set before it does."""
+
+    isa = ""
+
+    @pytest.fixture(autouse=True)
+    def _only_this_isa(self, monkeypatch):
+        if NO_CPP is not None or self.isa not in cpu.available_isas():
+            pytest.skip(NO_CPP or f"this processor has no {self.isa}")
+        monkeypatch.setenv(cpu.ISA_VARIABLE, self.isa)
+
+    def select(self, case):
+        return chosen(case, "cpp")
+
+
+class TestPortable(CppContract):
+    isa = "portable"
+
+
+class TestAvx2(CppContract):
+    isa = "avx2"
+
+
+class TestAvx512(CppContract):
+    isa = "avx512"
+
+
+class TestAvx512Bf16(CppContract):
+    isa = "avx512bf16"
+
+
+class TestAmx(CppContract):
+    isa = "amx"
+
+
 @pytest.mark.skipif(NO_CPP is not None, reason=str(NO_CPP))
-class TestCpp(KernelContract):
+class TestCpp:
+    device = CPU
+
     def select(self, case):
         return chosen(case, "cpp")
 
@@ -64,11 +102,23 @@ class TestCpp(KernelContract):
         assert same_bytes(answers[0], answers[1])
         assert same_bytes(answers[0], answers[2])
 
+    @pytest.mark.parametrize("window", [None, 100])
+    def test_where_a_prompt_is_cut_does_not_change_it(self, window):
+        """All at once, or its last tokens as a chunk over what is cached: the same bits."""
+        whole = KernelCase((700,), (700,), dtype=torch.bfloat16, window=window)
+        scene = Scene(whole, CPU)
+        kernels = self.select(whole)
+        at_once = scene.attend(kernels, scene.batch, scene.query)
+        for cached in (1, 16, 333, 512, 690):
+            batch = AttentionBatch.build([700 - cached], [700], scene.tables, whole.block_size)
+            chunk = scene.attend(kernels, batch, scene.query[cached:])
+            assert same_bytes(chunk, at_once[cached:]), cached
+
     @pytest.mark.parametrize("wrong", [-1, 10_000])
     def test_a_block_outside_the_pool_is_refused(self, wrong):
         scene = Scene(KernelCase((1, 1), (40, 50)), self.device)
         scene.tables[1][2] = wrong
-        with pytest.raises(IndexError, match=f"block_tables has {wrong} at position 2"):
+        with pytest.raises(IndexError, match=f"block_tables has {wrong}"):
             scene.attend(self.select(scene.case), scene.batch, scene.query)
 
     def test_table_entries_past_the_context_are_never_read(self):
@@ -97,7 +147,32 @@ class TestCpp(KernelContract):
                 scene.slots(sequence),
             )
         out = scene.attend(kernels, scene.batch, scene.query.float())
-        torch.testing.assert_close(out, values.float(), rtol=0, atol=0, equal_nan=True)
+        # The one weight is 1 up to the last places of fp32, far finer than any fp16.
+        torch.testing.assert_close(out, values.float(), rtol=3e-7, atol=0, equal_nan=True)
+
+
+def dense(scene, r, rows, mask):
+    """Attention of one sequence as it is written on paper; and the log-sum-exp."""
+    case = scene.case
+    query = scene.query[rows].float().transpose(0, 1)
+    key = scene.keys[r].float().repeat_interleave(case.group, 1).transpose(0, 1)
+    value = scene.values[r].float().repeat_interleave(case.group, 1).transpose(0, 1)
+    scores = query @ key.transpose(1, 2) * case.scale
+    if case.softcap is not None:
+        scores = case.softcap * torch.tanh(scores / case.softcap)
+    scores = scores.masked_fill(~mask, float("-inf"))
+    if case.sinks:
+        column = scene.options.sinks[:, None, None].expand(-1, len(query[0]), 1)
+        scores = torch.cat([scores, column], -1)
+        value = torch.cat([value, torch.zeros_like(value[:, :1])], 1)
+    elif case.softcap is None:
+        torch.testing.assert_close(
+            scores.softmax(-1) @ value,
+            scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=case.scale),
+            rtol=1e-5,
+            atol=1e-5,
+        )
+    return (scores.softmax(-1) @ value).transpose(0, 1), scores.logsumexp(-1).T
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -110,14 +185,28 @@ def test_the_reference_is_dense_attention(name):
     for r, (queries, context) in enumerate(zip(case.query_lens, case.context_lens, strict=True)):
         rows = slice(start, start + queries)
         start += queries
-        query = scene.query[rows].float().transpose(0, 1)
-        key = scene.keys[r].float().repeat_interleave(case.group, 1).transpose(0, 1)
-        value = scene.values[r].float().repeat_interleave(case.group, 1).transpose(0, 1)
         mask = torch.ones(queries, context, dtype=torch.bool).tril(context - queries)
-        dense = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=case.scale)
-        torch.testing.assert_close(out[rows], dense.transpose(0, 1), rtol=1e-5, atol=1e-5)
-        scores = (query @ key.transpose(1, 2) * case.scale).masked_fill(~mask, float("-inf"))
-        torch.testing.assert_close(lse[rows], scores.logsumexp(-1).T, rtol=1e-5, atol=1e-5)
+        if case.window is not None:
+            mask = mask.triu(context - queries - case.window + 1)
+        wanted, wanted_lse = dense(scene, r, rows, mask)
+        torch.testing.assert_close(out[rows], wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(lse[rows], wanted_lse, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", HOLES)
+def test_the_reference_leaves_holes_out(name):
+    scene = Scene(HOLES[name], CPU)
+    case = scene.case
+    batch, held = scene.with_holes()
+    out, lse = scene.expected(batch)
+    start = 0
+    for r, (queries, context) in enumerate(zip(case.query_lens, case.context_lens, strict=True)):
+        rows = slice(start, start + queries)
+        start += queries
+        mask = torch.ones(queries, context, dtype=torch.bool).tril(context - queries)
+        wanted, wanted_lse = dense(scene, r, rows, mask & held[r])
+        torch.testing.assert_close(out[rows], wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(lse[rows], wanted_lse, rtol=1e-5, atol=1e-5)
 
 
 def test_the_reference_bounds_its_tiles(monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 
 from kvist.errors import ConfigError
 from kvist.formats.registry import FORMATS, resolve_format
-from kvist.spec import KVSpec, LayerGroup, LayerKind
+from kvist.spec import LAYER_PACKING, PAIR_PACKING, KVSpec, LayerGroup, LayerKind
 
 GROUP = LayerGroup(LayerKind.FULL, tuple(range(30)), 3, 64, 64)
 
@@ -58,6 +58,27 @@ def test_a_block_has_at_least_one_slot(block_size):
 @pytest.mark.parametrize("block_size", [1, 7, 256])
 def test_any_number_of_slots_is_a_layout(block_size):
     assert FORMATS["bf16"].layout(GROUP, block_size).block_size == block_size
+
+
+@pytest.mark.parametrize(
+    ("name", "block_size", "packing"),
+    [
+        ("bf16", 16, PAIR_PACKING),
+        ("fp16", 48, PAIR_PACKING),
+        ("fp32", 16, LAYER_PACKING),
+        ("bf16", 8, LAYER_PACKING),
+        ("bf16", 24, LAYER_PACKING),
+    ],
+)
+def test_sixteen_bits_are_packed_in_pairs_where_a_block_can_be(name, block_size, packing):
+    assert FORMATS[name].layout(GROUP, block_size).packing_id == packing
+
+
+def test_what_pairs_do_not_hold_is_packed_plainly():
+    odd = LayerGroup(LayerKind.FULL, (0,), 1, 65, 64)
+    latent = LayerGroup(LayerKind.LATENT, (0,), 1, 576, 0)
+    assert FORMATS["bf16"].layout(odd, 16).packing_id == LAYER_PACKING
+    assert FORMATS["bf16"].layout(latent, 16).packing_id == LAYER_PACKING
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvist.errors import ConfigError, ModelError
-from kvist.spec import LAYER_PACKING, BlockLayout, KVSpec, LayerGroup, LayerKind
+from kvist.spec import LAYER_PACKING, PAIR_PACKING, BlockLayout, KVSpec, LayerGroup, LayerKind
 
 KIB, GIB = 1024, 1024**3
 CONTEXT = 131_072
@@ -500,8 +500,52 @@ def test_the_runs_of_a_block_cover_it_once_in_order(layers, heads, key_dim, valu
 def test_the_packing_has_a_name_that_is_never_reused():
     layout = BlockLayout(1, 1, 8, 8, 16, 2)
     assert layout.packing_id == LAYER_PACKING == "lhkv-1"
-    with pytest.raises(ConfigError, match="'lhkv-2' is unknown"):
-        BlockLayout(1, 1, 8, 8, 16, 2, packing_id="lhkv-2")
+    assert PAIR_PACKING == "lhkv-2"
+    with pytest.raises(ConfigError, match="'lhkv-3' is unknown"):
+        BlockLayout(1, 1, 8, 8, 16, 2, packing_id="lhkv-3")
+
+
+@pytest.mark.parametrize(("block_size", "key_dim"), [(8, 64), (24, 64), (16, 9)])
+def test_pairs_need_whole_tiles_and_even_keys(block_size, key_dim):
+    with pytest.raises(ConfigError, match=f"block_size={block_size} and key_dim={key_dim}"):
+        BlockLayout(1, 1, key_dim, 8, block_size, 2, packing_id=PAIR_PACKING)
+
+
+@pytest.mark.parametrize("packing", [LAYER_PACKING, PAIR_PACKING])
+@pytest.mark.parametrize(("key_dim", "value_dim", "block_size"), [(6, 5, 16), (4, 8, 32)])
+def test_every_element_of_a_block_has_a_place_of_its_own(packing, key_dim, value_dim, block_size):
+    layout = BlockLayout(2, 2, key_dim, value_dim, block_size, 2, packing_id=packing)
+    places = [
+        index(layer, head, slot, dim)
+        for layer in range(2)
+        for head in range(2)
+        for index, dims in ((layout.key_index, key_dim), (layout.value_index, value_dim))
+        for slot in range(block_size)
+        for dim in range(dims)
+    ]
+    assert sorted(places) == list(range(layout.block_elements))
+
+
+def test_golden_places_of_packing_lhkv_2():
+    """A vector of 32 elements: two dims of sixteen keys; two slots of sixteen dims of V."""
+    layout = BlockLayout(1, 1, 64, 64, 32, 2, packing_id=PAIR_PACKING)
+    assert [
+        layout.key_index(0, 0, slot, dim) for slot, dim in ((0, 0), (0, 1), (1, 0), (15, 1))
+    ] == [
+        0,
+        1,
+        2,
+        31,
+    ]
+    assert layout.key_index(0, 0, 0, 2) == 32
+    assert layout.key_index(0, 0, 16, 0) == 16 * 64
+    start = 32 * 64
+    assert layout.value_index(0, 0, 0, 0) == start
+    assert layout.value_index(0, 0, 1, 0) == start + 1
+    assert layout.value_index(0, 0, 0, 1) == start + 2
+    assert layout.value_index(0, 0, 2, 0) == start + 128
+    with pytest.raises(ConfigError, match="slot 32"):
+        layout.value_index(0, 0, 32, 0)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvist.errors import ConfigError
-from kvist.spec import LAYER_PACKING, BlockLayout, LayerGroup, LayerKind
+from kvist.spec import (
+    LAYER_PACKING,
+    PAIR_PACKING,
+    TILE_SLOTS,
+    BlockLayout,
+    LayerGroup,
+    LayerKind,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +38,7 @@ class KVFormat:
     exact_for
         Compute dtypes whose every value is read back unchanged.
     packing_id
-        Order of the elements inside a block.
+        Order of the elements inside a block, wherever a block can have it; see `layout`.
     open_form
         How a block is kept until it is sealed: "same", the sealed form.
     head_blocks
@@ -54,6 +61,9 @@ class KVFormat:
     def layout(self, group: LayerGroup, block_size: int) -> BlockLayout:
         """Where K and V of one block of `group` lie.
 
+        A block that the format's packing does not hold is packed plainly: one whose slots are no
+        multiple of `TILE_SLOTS`, one with an odd `key_dim`, and a latent one, whose K is also V.
+
         Raises
         ------
         ConfigError
@@ -66,6 +76,8 @@ class KVFormat:
             )
         if block_size < 1:
             raise ConfigError(f"block_size must be at least 1 slot, got {block_size}")
+        paired = block_size % TILE_SLOTS == 0 and group.key_dim % 2 == 0 and group.value_dim > 0
+        plain = self.packing_id == PAIR_PACKING and not paired
         return BlockLayout(
             num_layers=group.num_layers,
             num_kv_heads=group.num_kv_heads,
@@ -73,7 +85,7 @@ class KVFormat:
             value_dim=group.value_dim,
             block_size=block_size,
             itemsize=self.itemsize,
-            packing_id=self.packing_id,
+            packing_id=LAYER_PACKING if plain else self.packing_id,
         )
 
     def block_bytes(self, group: LayerGroup, block_size: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvist.formats.base import KVFormat
-from kvist.spec import DTYPE_BYTES
+from kvist.spec import DTYPE_BYTES, PAIR_PACKING
 
 BF16 = KVFormat(
     name="bf16",
@@ -12,6 +12,7 @@ BF16 = KVFormat(
     error_bound="none from bfloat16; else relative 2^-8 (8 significant bits)",
     source="bfloat16: the upper half of IEEE 754 binary32",
     exact_for=frozenset({"bfloat16"}),
+    packing_id=PAIR_PACKING,
 )
 
 FP16 = KVFormat(
@@ -24,6 +25,7 @@ FP16 = KVFormat(
     ),
     source="IEEE 754 binary16",
     exact_for=frozenset({"float16"}),
+    packing_id=PAIR_PACKING,
 )
 
 FP32 = KVFormat(

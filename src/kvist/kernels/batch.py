@@ -8,9 +8,10 @@ tokens as ids, or of the bytes in a block.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,10 +76,21 @@ class AttentionBatch:
         The first so many sequences have exactly one query token.
     block_size : int
         S, slots in a block.
+    runs : Tensor or None
+        int32 [M, 4] on the device, in place of block tables: (block id, first slot, count, position
+        of the first token), see `of_runs`.
+    run_start : Tensor or None
+        int32 [R + 1] on the device: where the runs of each sequence begin.
+    run_start_list : tuple of int
+        `run_start` on the host.
+    derived : dict
+        What backends made of this batch at its first layer, for the others; each under keys of its
+        own.
 
     Notes
     -----
-    Immutable, except that `pieces` is computed at its first use, on the thread that runs the model.
+    Immutable, except that `pieces` and `derived` are filled in at their first use, on the thread
+    that runs the model.
     """
 
     query_start: Tensor
@@ -89,6 +101,10 @@ class AttentionBatch:
     query_start_list: tuple[int, ...]
     num_decodes: int
     block_size: int
+    runs: Tensor | None = None
+    run_start: Tensor | None = None
+    run_start_list: tuple[int, ...] = ()
+    derived: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def build(
@@ -162,6 +178,89 @@ class AttentionBatch:
             num_decodes=num_decodes,
             block_size=block_size,
         )
+
+    @classmethod
+    def of_runs(
+        cls,
+        query_lens: Sequence[int],
+        context_lens: Sequence[int],
+        runs: Sequence[Sequence[tuple[int, int, int, int]]],
+        block_size: int,
+        device: torch.device | str = "cpu",
+    ) -> AttentionBatch:
+        """Like `build`, for contexts with holes.
+
+        ::
+
+            run        block 7, slot 0, 4 tokens, position 0    block 3, slot 2, 6 tokens, 90
+            attended   positions 0 .. 3 and 90 .. 95 of a context of 96
+
+        Parameters
+        ----------
+        query_lens, context_lens, block_size, device
+            As in `build`; a context length is the position of its last token and one more, however
+            few tokens are attended.
+        runs : sequence of sequences of (block id, first slot, count, position)
+            [R] lists. Each run lies in one block; positions ascend and do not overlap.
+
+        Raises
+        ------
+        ValueError
+            As in `build`, and if a run leaves its block or its context, or goes back.
+        """
+        if len(runs) != len(query_lens):
+            raise ValueError(f"{len(query_lens)} sequences came with {len(runs)} lists of runs")
+        for r, own in enumerate(runs):
+            ends = [0, *(position + count for _, _, count, position in own)]
+            for (_, slot, count, position), end in zip(own, ends, strict=False):
+                if slot < 0 or count < 1 or slot + count > block_size or position < end:
+                    raise ValueError(
+                        f"sequence {r} has a run of {count} tokens from slot {slot} on at position "
+                        f"{position}; it must lie in a block of {block_size} slots and begin at "
+                        f"position {end} or later"
+                    )
+            if ends[-1] > context_lens[r]:
+                raise ValueError(
+                    f"the runs of sequence {r} end at position {ends[-1]}, its context at "
+                    f"{context_lens[r]}"
+                )
+        blocks = [-(-context // block_size) for context in context_lens]
+        tables = torch.zeros(len(runs), max(blocks, default=0), dtype=torch.int32)
+        plain = cls.build(query_lens, context_lens, tables, block_size, device)
+        starts = tuple(accumulate((len(own) for own in runs), initial=0))
+        rows = [run for own in runs for run in own]
+        return replace(
+            plain,
+            runs=torch.tensor(rows, dtype=torch.int32).reshape(-1, 4).to(device),
+            run_start=torch.tensor(starts, dtype=torch.int32).to(device),
+            run_start_list=starts,
+            derived={},
+        )
+
+    def places(self, r: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Where the attended tokens of a sequence lie.
+
+        Returns
+        -------
+        blocks : Tensor
+            int64 [B], block ids.
+        index : Tensor
+            int64 [C], slots of the tokens, counted through these blocks.
+        positions : Tensor
+            int64 [C].
+        """
+        device = self.block_tables.device
+        if self.runs is None:
+            context = self.context_lens[r]
+            table = self.block_tables[r, : -(-context // self.block_size)].long()
+            index = torch.arange(context, device=device)
+            return table, index, index
+        begin, end = self.run_start_list[r : r + 2]
+        blocks, slots, counts, positions = self.runs[begin:end].long().unbind(1)
+        slot = torch.arange(self.block_size, device=device)
+        held = (slot >= slots[:, None]) & (slot < (slots + counts)[:, None])  # [M, S]
+        index = held.flatten().nonzero().flatten()
+        return blocks, index, ((positions - slots)[:, None] + slot)[held]
 
     @property
     def num_tokens(self) -> int:

@@ -16,12 +16,16 @@ from torch import Tensor
 from kvist.errors import BackendError, ConfigError
 from kvist.kernels import cpu, paged, reference
 from kvist.kernels.batch import AttentionBatch
+from kvist.kernels.options import PLAIN, AttentionOptions
 from kvist.spec import BlockLayout
 
 BACKENDS = ("cpp", "torch", "sdpa", "reference")
-OPERATIONS = ("write_kv", "copy_blocks", "decode", "prefill")
+OPERATIONS = ("write_kv", "rotate_write_kv", "copy_blocks", "decode", "prefill")
 
 WriteKernel = Callable[[Tensor, BlockLayout, int, Tensor, Tensor, Tensor], None]
+RotateWriteKernel = Callable[
+    [Tensor, BlockLayout, int, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None
+]
 CopyKernel = Callable[[Tensor, Tensor, Tensor], None]
 
 
@@ -38,6 +42,7 @@ class AttendKernel(Protocol):
         scale: float,
         out: Tensor,
         lse: Tensor | None,
+        options: AttentionOptions = PLAIN,
     ) -> None:
         """Write the rows of its sequences into `out`; see `reference.attend`."""
         ...
@@ -51,6 +56,9 @@ class KernelSet:
     ----------
     write_kv : callable
         ``(pool, layout, layer, key, value, slots)``; see `reference.write_kv`.
+    rotate_write_kv : callable
+        ``(pool, layout, layer, query, key, value, slots, cos, sin)``; see
+        `reference.rotate_write_kv`.
     copy_blocks : callable
         ``(pool, src, dst)``; see `reference.copy_blocks`.
     decode, prefill : AttendKernel
@@ -60,6 +68,7 @@ class KernelSet:
     """
 
     write_kv: WriteKernel
+    rotate_write_kv: RotateWriteKernel
     copy_blocks: CopyKernel
     decode: AttendKernel
     prefill: AttendKernel
@@ -74,6 +83,7 @@ class KernelSet:
         batch: AttentionBatch,
         scale: float,
         return_lse: bool = False,
+        options: AttentionOptions = PLAIN,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Attend from every query token of the step to its own context in the pool.
 
@@ -92,7 +102,9 @@ class KernelSet:
         scale : float
             Factor on ``query . key`` before the softmax.
         return_lse : bool
-            Also return the log-sum-exp of the scaled scores, by which parts can be merged.
+            Also return the log-sum-exp of the scores, by which parts can be merged.
+        options : AttentionOptions
+            Window, softcap and sinks of the layer.
 
         Returns
         -------
@@ -129,9 +141,9 @@ class KernelSet:
             else None
         )
         if batch.num_decodes:
-            self.decode(query, pool, layout, layer, batch, scale, out, lse)
+            self.decode(query, pool, layout, layer, batch, scale, out, lse, options)
         if batch.num_decodes < len(batch.query_lens):
-            self.prefill(query, pool, layout, layer, batch, scale, out, lse)
+            self.prefill(query, pool, layout, layer, batch, scale, out, lse, options)
         return out if lse is None else (out, lse)
 
     def describe(self) -> str:
@@ -182,6 +194,7 @@ def select(
     if prefer == "reference":
         return KernelSet(
             reference.write_kv,
+            reference.rotate_write_kv,
             reference.copy_blocks,
             reference.decode,
             reference.prefill,
@@ -190,6 +203,7 @@ def select(
     if prefer == "sdpa":
         return KernelSet(
             reference.write_kv,
+            reference.rotate_write_kv,
             reference.copy_blocks,
             paged.decode_gathered,
             paged.prefill,
@@ -202,31 +216,27 @@ def select(
         why = "asked for" if obstacle is None or prefer else f"because {obstacle}"
         return KernelSet(
             reference.write_kv,
+            reference.rotate_write_kv,
             reference.copy_blocks,
             paged.decode,
             paged.prefill,
             (
-                *((name, "torch", why) for name in OPERATIONS[:3]),
+                *((name, "torch", why) for name in OPERATIONS[:-1]),
                 ("prefill", "torch", torch_prefill),
             ),
         )
+    native = cpu.CpuKernels.of(layout)
     return KernelSet(
-        cpu.write_kv,
-        cpu.copy_blocks,
-        cpu.decode,
-        paged.prefill,
-        (
-            *((name, "cpp", cpu.describe()) for name in OPERATIONS[:3]),
-            ("prefill", "torch", torch_prefill),
-        ),
+        native.write_kv,
+        native.rotate_write_kv,
+        native.copy_blocks,
+        native.decode,
+        native.prefill,
+        tuple((name, "cpp", native.describe()) for name in OPERATIONS),
     )
 
 
 def _check(dtype: torch.dtype, layout: BlockLayout, num_query_heads: int) -> None:
-    if layout.packing_id != "lhkv-1":
-        raise BackendError(
-            f"no kernel reads the packing {layout.packing_id!r}; the kernels here read 'lhkv-1'"
-        )
     if dtype not in (torch.bfloat16, torch.float16, torch.float32):
         raise BackendError(
             f"no kernel reads a pool of {dtype}; choose bfloat16, float16 or float32"

@@ -13,6 +13,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kvist.kernels import reference
 from kvist.kernels.batch import AttentionBatch
+from kvist.kernels.options import PLAIN, AttentionOptions
+from kvist.kernels.packing import LayerBlocks, layer_blocks
 from kvist.spec import BlockLayout
 
 _CHUNK_BYTES = 32 << 20
@@ -34,6 +36,7 @@ def decode(
     scale: float,
     out: Tensor,
     lse: Tensor | None,
+    options: AttentionOptions = PLAIN,
 ) -> None:
     """Attention of the first ``num_decodes`` sequences; parameters as in `reference.attend`.
 
@@ -47,8 +50,11 @@ def decode(
     count = batch.num_decodes
     if count == 0:
         return
+    if batch.runs is not None or not options.is_plain:
+        reference.decode(query, pool, layout, layer, batch, scale, out, lse, options)
+        return
     heads, group = layout.num_kv_heads, query.shape[1] // layout.num_kv_heads
-    views = reference.layer_views(pool, layout, layer)
+    blocks = layer_blocks(pool, layout, layer)
     scaled = (query[:count].float() * scale).view(count, heads, group, layout.key_dim)
     pieces = batch.pieces
     depth = 1 + (max(batch.context_lens[:count]) - 1) // (batch.piece_blocks * batch.block_size)
@@ -62,7 +68,7 @@ def decode(
         for begin in range(0, piece.sequence.shape[0], step):
             some = slice(begin, begin + step)
             sequence, rank = piece.sequence[some], piece.rank[some]
-            key, value = (_gather(view, piece.blocks[some]) for view in views)
+            key, value = _gather(blocks, piece.blocks[some])
             unused = slot >= piece.tokens[some, None]  # [P, W * S]
             scores = scaled[sequence] @ key.transpose(-1, -2)
             scores.masked_fill_(unused[:, None, None, :], float("-inf"))
@@ -84,10 +90,10 @@ def decode(
         lse[:count] = (top + norm.log()).flatten(1, 2)
 
 
-def _gather(view: Tensor, blocks: Tensor) -> Tensor:
-    """[N, H, S, D] by [P, W] -> fp32 [P, H, W * S, D]."""
-    taken = view[blocks].transpose(1, 2)  # [P, H, W, S, D]
-    return taken.float().flatten(2, 3) if view.dtype != torch.float32 else taken.flatten(2, 3)
+def _gather(blocks: LayerBlocks, taken: Tensor) -> tuple[Tensor, Tensor]:
+    """K and V of int64 [P, W] blocks as fp32 [P, H, W * S, D]."""
+    key, value = (part.transpose(1, 2).float().flatten(2, 3) for part in blocks.read(taken))
+    return key, value
 
 
 def decode_gathered(
@@ -99,32 +105,33 @@ def decode_gathered(
     scale: float,
     out: Tensor,
     lse: Tensor | None,
+    options: AttentionOptions = PLAIN,
 ) -> None:
     """Attention of the first ``num_decodes`` sequences, by torch's own attention one at a time.
 
     Slower than `decode`, and of another use: it is the arithmetic of transformers. A prompt that
     runs alone gets the same bits as there, in 16 bit too, so that every difference left is a bug.
     """
-    sequences = range(batch.num_decodes)
-    if lse is not None:
-        reference.attend(query, pool, layout, layer, batch, scale, out, lse, sequences)
+    if lse is not None or batch.runs is not None or not options.is_plain:
+        reference.decode(query, pool, layout, layer, batch, scale, out, lse, options)
         return
-    views = reference.layer_views(pool, layout, layer)
-    for r in sequences:
-        key, value = _contiguous_context(views, batch, r, query.dtype)
+    blocks = layer_blocks(pool, layout, layer)
+    for r in range(batch.num_decodes):
+        key, value = _contiguous_context(blocks, batch, r, query.dtype)
         one = query[r][None, :, None]  # [1, Q, 1, Dk]
         done = scaled_dot_product_attention(one, key, value, scale=scale, enable_gqa=True)
         out[r] = done[0, :, 0]
 
 
 def _contiguous_context(
-    views: tuple[Tensor, Tensor], batch: AttentionBatch, r: int, dtype: torch.dtype
+    blocks: LayerBlocks, batch: AttentionBatch, r: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Gather K [1, H, context, Dk] and V of one sequence."""
     context = batch.context_lens[r]
     table = batch.block_tables[r, : -(-context // batch.block_size)].long()
     key, value = (
-        view[table].transpose(0, 1).flatten(1, 2)[None, :, :context].to(dtype) for view in views
+        part.transpose(0, 1).flatten(1, 2)[None, :, :context].to(dtype)
+        for part in blocks.read(table)
     )
     return key, value
 
@@ -138,6 +145,7 @@ def prefill(
     scale: float,
     out: Tensor,
     lse: Tensor | None,
+    options: AttentionOptions = PLAIN,
 ) -> None:
     """Attention of the sequences after the decodes; parameters as in `reference.attend`.
 
@@ -147,22 +155,21 @@ def prefill(
     of at most 256 queries see the keys up to their last position under a mask of [256, context], so
     that the work beyond the diagonal is skipped and memory stays bounded. Where torch has no fused
     kernel (Dk and Dv differ; a mask or fp32 on a GPU) the tiles are smaller and the scores of one
-    tile stay under 32 MiB. Torch's attention does not return the log-sum-exp: with `lse` given, the
-    reference runs instead.
+    tile stay under 32 MiB. Torch's attention does not return the log-sum-exp and knows no options:
+    with any of them, or a context of runs, the reference runs instead.
     """
-    sequences = range(batch.num_decodes, len(batch.query_lens))
-    if lse is not None:
-        reference.attend(query, pool, layout, layer, batch, scale, out, lse, sequences)
+    if lse is not None or batch.runs is not None or not options.is_plain:
+        reference.prefill(query, pool, layout, layer, batch, scale, out, lse, options)
         return
-    views = reference.layer_views(pool, layout, layer)
+    blocks = layer_blocks(pool, layout, layer)
     dtype = torch.promote_types(query.dtype, pool.dtype)
     on_cpu, same_dims = pool.device.type == "cpu", layout.key_dim == layout.value_dim
     fused_mask = same_dims and on_cpu
     fused_causal = same_dims and (on_cpu or dtype != torch.float32)
-    for r in sequences:
+    for r in range(batch.num_decodes, len(batch.query_lens)):
         queries, context = batch.query_lens[r], batch.context_lens[r]
         start, first = batch.query_start_list[r], context - queries
-        key, value = _contiguous_context(views, batch, r, dtype)
+        key, value = _contiguous_context(blocks, batch, r, dtype)
         mine = query[start : start + queries].transpose(0, 1)[None].to(dtype)  # [1, Q, t, Dk]
         if first == 0 and fused_causal:
             done = scaled_dot_product_attention(

@@ -11,61 +11,12 @@ import torch
 from torch import Tensor
 
 from kvist.kernels.batch import AttentionBatch
+from kvist.kernels.options import PLAIN, AttentionOptions
+from kvist.kernels.packing import layer_blocks
 from kvist.spec import BlockLayout
 
 _TILE_BYTES = 16 << 20
 """Scores of one tile of queries; softmax holds about three such at a time."""
-
-
-def layer_views(pool: Tensor, layout: BlockLayout, layer: int) -> tuple[Tensor, Tensor]:
-    """K and V of one layer, as views of the pool.
-
-    ::
-
-        block | layer 0: head 0 [K: S x Dk | V: S x Dv], head 1 [...], ... | layer 1: ... |
-
-    Parameters
-    ----------
-    pool : Tensor
-        [N, block elements], bf16, fp16 or fp32, contiguous.
-    layout : BlockLayout
-        Where K and V lie in a block.
-    layer : int
-        Which layer of the group, ``0 <= layer < layout.num_layers``.
-
-    Returns
-    -------
-    key, value : Tensor
-        [N, H, S, Dk] and [N, H, S, Dv]; writing to them writes to the pool.
-
-    Raises
-    ------
-    ValueError
-        If the pool is not contiguous or its rows are not blocks of this layout.
-    IndexError
-        If there is no such layer.
-    """
-    heads, slots = layout.num_kv_heads, layout.block_size
-    key_dim, value_dim = layout.key_dim, layout.value_dim
-    head_elements = slots * (key_dim + value_dim)
-    block_elements = layout.num_layers * heads * head_elements
-    if pool.dim() != 2 or pool.shape[1] != block_elements or not pool.is_contiguous():
-        raise ValueError(
-            f"the pool has shape {tuple(pool.shape)} and strides {pool.stride()}; layout "
-            f"{layout.packing_id} needs a contiguous [N, {block_elements}]"
-        )
-    if not 0 <= layer < layout.num_layers:
-        raise IndexError(f"layer {layer} of a layout with {layout.num_layers} layers")
-    start = pool.storage_offset() + layer * heads * head_elements
-    key = pool.as_strided(
-        (pool.shape[0], heads, slots, key_dim), (block_elements, head_elements, key_dim, 1), start
-    )
-    value = pool.as_strided(
-        (pool.shape[0], heads, slots, value_dim),
-        (block_elements, head_elements, value_dim, 1),
-        start + slots * key_dim,
-    )
-    return key, value
 
 
 def write_kv(
@@ -76,7 +27,7 @@ def write_kv(
     Parameters
     ----------
     pool, layout, layer
-        As in `layer_views`.
+        As in `packing.layer_blocks`.
     key, value : Tensor
         [T, H, Dk] and [T, H, Dv], any strides; cast to the pool's dtype.
     slots : Tensor
@@ -89,7 +40,7 @@ def write_kv(
     IndexError
         If a slot lies outside the pool (checked on CPU; on other devices this would be a wait).
     """
-    key_pool, value_pool = layer_views(pool, layout, layer)
+    blocks = layer_blocks(pool, layout, layer)
     tokens = slots.shape[0]
     wanted_key = (tokens, layout.num_kv_heads, layout.key_dim)
     wanted_value = (tokens, layout.num_kv_heads, layout.value_dim)
@@ -105,10 +56,68 @@ def write_kv(
         total = pool.shape[0] * layout.block_size
         if low < 0 or high >= total:
             raise IndexError(f"slots {low}..{high} do not lie in a pool of {total} slots")
-    block = slots // layout.block_size
-    slot = slots - block * layout.block_size
-    key_pool.transpose(1, 2)[block, slot] = key.to(pool.dtype)
-    value_pool.transpose(1, 2)[block, slot] = value.to(pool.dtype)
+    blocks.write(slots // layout.block_size, slots % layout.block_size, key, value)
+
+
+def rotate_write_kv(
+    pool: Tensor,
+    layout: BlockLayout,
+    layer: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    slots: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+) -> None:
+    """Turn queries, in place, and keys to their positions, and write K and V as `write_kv` does.
+
+    ::
+
+        row   | a [D'/2] | b [D'/2] | rest |   ->   a cos - b sin | b cos + a sin | rest
+
+    Parameters
+    ----------
+    pool, layout, layer, key, value, slots
+        As in `write_kv`; `key` itself is not changed.
+    query : Tensor
+        [T, Q, Dk], float; overwritten.
+    cos, sin : Tensor
+        [T, D'] with D' even, of the first D' elements of a head, as transformers computes them: an
+        angle an element, the second half a copy of the first.
+
+    Raises
+    ------
+    ValueError, IndexError
+        As `write_kv`, and if `query`, `cos` or `sin` do not fit.
+
+    Notes
+    -----
+    In fp32, rounded once; transformers rounds each product to the model's dtype.
+    """
+    rotary = cos.shape[-1]
+    tokens = slots.shape[0]
+    fits = tuple(cos.shape) == tuple(sin.shape) == (tokens, rotary) and rotary % 2 == 0
+    if not fits or not 2 <= rotary <= layout.key_dim:
+        raise ValueError(
+            f"cos {tuple(cos.shape)} and sin {tuple(sin.shape)} must both be [{tokens}, D'] with "
+            f"an even D' of at most {layout.key_dim}"
+        )
+    if query.shape[0] != tokens or query.shape[-1] != layout.key_dim:
+        raise ValueError(
+            f"query {tuple(query.shape)} must be [{tokens}, Q, {layout.key_dim}] for these slots"
+        )
+    write_kv(pool, layout, layer, _rotated(key, cos, sin), value, slots)
+    query.copy_(_rotated(query, cos, sin))
+
+
+def _rotated(rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    rotary = cos.shape[-1]
+    turned, rest = rows[..., :rotary].float(), rows[..., rotary:]
+    first, second = turned.chunk(2, dim=-1)
+    across = torch.cat([-second, first], -1)
+    result = turned * cos.float()[:, None] + across * sin.float()[:, None]
+    return torch.cat([result.to(rows.dtype), rest], -1)
 
 
 def copy_blocks(pool: Tensor, src: Tensor, dst: Tensor) -> None:
@@ -152,6 +161,7 @@ def attend(
     out: Tensor,
     lse: Tensor | None,
     sequences: range,
+    options: AttentionOptions = PLAIN,
 ) -> None:
     """Attention of some of the batch's sequences, written into `out`.
 
@@ -160,7 +170,7 @@ def attend(
     query : Tensor
         [T, Q, Dk], any float dtype; Q is a multiple of H.
     pool, layout, layer
-        As in `layer_views`.
+        As in `packing.layer_blocks`.
     batch : AttentionBatch
         All sequences of the step.
     scale : float
@@ -168,36 +178,45 @@ def attend(
     out : Tensor
         [T, Q, Dv]; only the rows of `sequences` are written.
     lse : Tensor or None
-        fp32 [T, Q], natural log of the sum of ``exp(scaled score)``; written if given.
+        fp32 [T, Q], natural log of the sum of ``exp(score)``, a sink included; written if given.
     sequences : range
         Which sequences of the batch.
+    options : AttentionOptions
+        What the layer asks beside softmax over scaled scores.
 
     Notes
     -----
     Only slots that belong to a context are read: whatever an unwritten slot holds, NaN included,
     cannot reach a result. A KV head and a tile of queries at a time; apart from one head's K and V
-    of one context in fp32, temporaries stay under 64 MiB.
+    of one context in fp32, temporaries stay under 64 MiB. A query that sees nothing (a context of
+    holes, without a sink) gets zeros, and minus infinity.
     """
-    key_pool, value_pool = layer_views(pool, layout, layer)
+    blocks = layer_blocks(pool, layout, layer)
     group = query.shape[1] // layout.num_kv_heads
     for r in sequences:
         queries, context = batch.query_lens[r], batch.context_lens[r]
         first = context - queries
-        table = batch.block_tables[r, : -(-context // layout.block_size)].long()
-        positions = torch.arange(context, device=pool.device)
-        tile = max(1, _TILE_BYTES // (4 * group * context))
+        table, index, positions = batch.places(r)
+        tile = max(1, _TILE_BYTES // (4 * group * max(1, len(positions))))
         for head in range(layout.num_kv_heads):
-            key = key_pool[table, head].flatten(0, 1)[:context].float()
-            value = value_pool[table, head].flatten(0, 1)[:context].float()
+            key, value = (part.flatten(0, 1)[index].float() for part in blocks.read(table, head))
             mine = slice(head * group, (head + 1) * group)
             for begin in range(0, queries, tile):
                 end = min(queries, begin + tile)
                 rows = slice(batch.query_start_list[r] + begin, batch.query_start_list[r] + end)
                 scores = query[rows, mine].float().transpose(0, 1) @ key.T * scale  # [G, t, C]
-                own = first + torch.arange(begin, end, device=pool.device)
-                scores = scores.masked_fill(positions > own[:, None], float("-inf"))
+                if options.softcap is not None:
+                    scores = options.softcap * (scores / options.softcap).tanh()
+                own = (first + torch.arange(begin, end, device=pool.device))[:, None]
+                unseen = positions > own
+                if options.window is not None:
+                    unseen |= positions <= own - options.window
+                scores = scores.masked_fill(unseen, float("-inf"))
                 total = scores.logsumexp(-1)
-                weights = (scores - total[..., None]).exp_()
+                if options.sinks is not None:
+                    total = torch.logaddexp(total, options.sinks[mine].float()[:, None])
+                norm = total.masked_fill(total == float("-inf"), 0.0)
+                weights = (scores - norm[..., None]).exp_()
                 out[rows, mine] = (weights @ value).transpose(0, 1).to(out.dtype)
                 if lse is not None:
                     lse[rows, mine] = total.T
@@ -212,9 +231,11 @@ def decode(
     scale: float,
     out: Tensor,
     lse: Tensor | None,
+    options: AttentionOptions = PLAIN,
 ) -> None:
     """`attend` for the sequences with one query token; parameters as there."""
-    attend(query, pool, layout, layer, batch, scale, out, lse, range(batch.num_decodes))
+    sequences = range(batch.num_decodes)
+    attend(query, pool, layout, layer, batch, scale, out, lse, sequences, options)
 
 
 def prefill(
@@ -226,7 +247,8 @@ def prefill(
     scale: float,
     out: Tensor,
     lse: Tensor | None,
+    options: AttentionOptions = PLAIN,
 ) -> None:
     """`attend` for the sequences after the decodes; parameters as there."""
     rest = range(batch.num_decodes, len(batch.query_lens))
-    attend(query, pool, layout, layer, batch, scale, out, lse, rest)
+    attend(query, pool, layout, layer, batch, scale, out, lse, rest, options)

@@ -6,8 +6,24 @@ format, no block, no tensor and no third-party package: everything here is integ
 
 from __future__ import annotations
 
-from kvist.spec.group import LAYER_PACKING, BlockLayout, LayerGroup, LayerKind
+from kvist.spec.group import (
+    LAYER_PACKING,
+    PAIR_PACKING,
+    TILE_SLOTS,
+    BlockLayout,
+    LayerGroup,
+    LayerKind,
+)
 from kvist.spec.model import KVSpec
 from kvist.spec.reading import DTYPE_BYTES
 
-__all__ = ["DTYPE_BYTES", "LAYER_PACKING", "BlockLayout", "KVSpec", "LayerGroup", "LayerKind"]
+__all__ = [
+    "DTYPE_BYTES",
+    "LAYER_PACKING",
+    "PAIR_PACKING",
+    "TILE_SLOTS",
+    "BlockLayout",
+    "KVSpec",
+    "LayerGroup",
+    "LayerKind",
+]

@@ -14,6 +14,12 @@ from kvist.errors import ConfigError
 LAYER_PACKING = "lhkv-1"
 """Packing id of plain blocks: layer, KV head, then K `[S, key_dim]` before V `[S, value_dim]`."""
 
+PAIR_PACKING = "lhkv-2"
+"""Packing id of blocks for matrix instructions: the same runs of K and V, in pairs of elements."""
+
+TILE_SLOTS = 16
+"""Slots that `PAIR_PACKING` keeps together: what one vector of scores covers."""
+
 
 class LayerKind(StrEnum):
     """What a layer keeps of the past.
@@ -152,16 +158,21 @@ class LayerGroup:
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """Where K and V of one block lie: one contiguous run of elements, the packing "lhkv-1".
+    """Where K and V of one block lie: one contiguous run of elements.
 
     ::
 
         block   | layer 0           | layer 1           | ...
         layer   | head 0  | head 1  | ...
-        head    | K [S, key_dim] | V [S, value_dim] |
+        head    | K of all slots | V of all slots |
+
+        "lhkv-1"   K [S, key_dim]                 V [S, value_dim]
+        "lhkv-2"   K [S/16, key_dim/2, 16, 2]     V [S/2, value_dim, 2]
 
     A head's K of all slots lies together, so a kernel streams it, and a range of layers is one
-    range of bytes, so a transfer can move it alone.
+    range of bytes, so a transfer can move it alone. In "lhkv-2" two dims of sixteen keys, or two
+    slots of sixteen dims of V, are one vector of 64 bytes in 16 bit: the operand of instructions
+    that multiply pairs and add both products up, and a row of the tiles of matrix units.
 
     Parameters
     ----------
@@ -172,12 +183,13 @@ class BlockLayout:
     itemsize
         Bytes an element.
     packing_id
-        Name of the order above; part of what a block's key depends on.
+        Name of the order inside a head; part of what a block's key depends on.
 
     Raises
     ------
     ConfigError
-        If a number is not positive (`value_dim` may be 0), or an index is out of range.
+        If a number is not positive (`value_dim` may be 0), an index is out of range, or the packing
+        is unknown or does not hold such a block.
     """
 
     num_layers: int
@@ -195,9 +207,15 @@ class BlockLayout:
                 raise ConfigError(f"a block layout needs {name} >= 1, got {number}")
         if self.value_dim < 0:
             raise ConfigError(f"a block layout needs value_dim >= 0, got {self.value_dim}")
-        if self.packing_id != LAYER_PACKING:
+        if self.packing_id not in (LAYER_PACKING, PAIR_PACKING):
             raise ConfigError(
-                f"packing {self.packing_id!r} is unknown; this version packs {LAYER_PACKING!r}"
+                f"packing {self.packing_id!r} is unknown; this version packs {LAYER_PACKING!r} "
+                f"and {PAIR_PACKING!r}"
+            )
+        if self.packing_id == PAIR_PACKING and (self.block_size % TILE_SLOTS or self.key_dim % 2):
+            raise ConfigError(
+                f"packing {PAIR_PACKING!r} needs slots in multiples of {TILE_SLOTS} and an even "
+                f"key_dim, got block_size={self.block_size} and key_dim={self.key_dim}"
             )
 
     @property
@@ -232,3 +250,28 @@ class BlockLayout:
     def value_offset(self, layer: int, head: int) -> int:
         """Element of a block at which V `[S, value_dim]` of a layer and head begins."""
         return self.key_offset(layer, head) + self.block_size * self.key_dim
+
+    def key_index(self, layer: int, head: int, slot: int, dim: int) -> int:
+        """Element of a block that is element `dim` of the K in `slot`."""
+        self._check_element(slot, dim, self.key_dim)
+        start = self.key_offset(layer, head)
+        if self.packing_id == LAYER_PACKING:
+            return start + slot * self.key_dim + dim
+        tile, lane = divmod(slot, TILE_SLOTS)
+        pair, part = divmod(dim, 2)
+        return start + tile * TILE_SLOTS * self.key_dim + (pair * TILE_SLOTS + lane) * 2 + part
+
+    def value_index(self, layer: int, head: int, slot: int, dim: int) -> int:
+        """Element of a block that is element `dim` of the V in `slot`."""
+        self._check_element(slot, dim, self.value_dim)
+        start = self.value_offset(layer, head)
+        if self.packing_id == LAYER_PACKING:
+            return start + slot * self.value_dim + dim
+        pair, part = divmod(slot, 2)
+        return start + (pair * self.value_dim + dim) * 2 + part
+
+    def _check_element(self, slot: int, dim: int, dims: int) -> None:
+        if not (0 <= slot < self.block_size and 0 <= dim < dims):
+            raise ConfigError(
+                f"slot {slot}, element {dim} lie outside {self.block_size} slots of {dims} elements"
+            )

@@ -16,7 +16,8 @@ from torch import Tensor
 from kvist.kernels import reference
 from kvist.kernels.batch import PIECE_TOKENS, AttentionBatch
 from kvist.kernels.dispatch import KernelSet
-from kvist.spec import BlockLayout
+from kvist.kernels.options import AttentionOptions
+from kvist.spec import LAYER_PACKING, PAIR_PACKING, TILE_SLOTS, BlockLayout
 
 LAYERS, LAYER = 3, 1
 
@@ -34,10 +35,14 @@ class KernelCase:
     block_size: int = 16
     dtype: torch.dtype = torch.float32
     seed: int = 0
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
 
     @property
     def layout(self) -> BlockLayout:
-        """Where K and V lie in the pool of this case."""
+        """Where K and V lie in the pool of this case: in pairs where a 16-bit block can be."""
+        paired = self.dtype.itemsize == 2 and not (self.block_size % TILE_SLOTS or self.key_dim % 2)
         return BlockLayout(
             num_layers=LAYERS,
             num_kv_heads=self.num_kv_heads,
@@ -45,6 +50,7 @@ class KernelCase:
             value_dim=self.value_dim,
             block_size=self.block_size,
             itemsize=self.dtype.itemsize,
+            packing_id=PAIR_PACKING if paired else LAYER_PACKING,
         )
 
     @property
@@ -79,6 +85,9 @@ def generated_case(seed: int) -> KernelCase:
         block_size=block_size,
         dtype=draw.choice((torch.float32, torch.bfloat16, torch.float16)),
         seed=seed,
+        window=draw.choice((None, None, 1, 20, 130)),
+        softcap=draw.choice((None, None, 3.0)),
+        sinks=draw.random() < 0.3,
     )
 
 
@@ -104,7 +113,52 @@ EDGES = {
         (520,), (900,), num_kv_heads=1, group=2, key_dim=32, value_dim=16
     ),
 }
-CASES = {**EDGES, **{f"seed {seed}": generated_case(seed) for seed in range(24)}}
+HEADS = {
+    f"heads of {key_dim} and {value_dim}": KernelCase(
+        (1, 1, 19), (45, 18, 50), heads, group, key_dim, value_dim, dtype=torch.bfloat16
+    )
+    for key_dim, value_dim, heads, group in (
+        (32, 32, 1, 9),
+        (80, 80, 2, 1),
+        (96, 96, 1, 5),
+        (112, 112, 2, 4),
+        (128, 128, 1, 7),
+        (160, 160, 1, 2),
+        (192, 128, 1, 17),
+        (256, 256, 2, 2),
+        (512, 512, 1, 6),
+        (6, 10, 2, 3),
+    )
+}
+OPTIONS = {
+    "a window shorter than a block": KernelCase((1, 9), (40, 60), window=5, dtype=torch.bfloat16),
+    "a window of more than a step": KernelCase(
+        (1, 600), (1100, 900), 1, 2, window=300, dtype=torch.bfloat16
+    ),
+    "a window in fp32": KernelCase((1, 70), (700, 300), window=33),
+    "a window of the query alone": KernelCase((1, 20), (17, 20), window=1, dtype=torch.bfloat16),
+    "softcap": KernelCase((1, 40), (600, 300), softcap=2.0, dtype=torch.bfloat16),
+    "softcap in fp32": KernelCase((1, 40), (600, 300), softcap=2.0),
+    "sinks": KernelCase((1, 40), (600, 300), sinks=True, dtype=torch.bfloat16),
+    "sinks in fp32, with a window": KernelCase((1, 40), (600, 300), sinks=True, window=100),
+    "all of them in fp16": KernelCase(
+        (1, 40), (600, 300), sinks=True, window=100, softcap=5.0, dtype=torch.float16
+    ),
+}
+HOLES = {
+    "bf16": KernelCase((1, 1, 30), (600, 40, 300), dtype=torch.bfloat16),
+    "fp32": KernelCase((1, 1, 30), (600, 40, 300)),
+    "fp16, a block larger than a tile": KernelCase(
+        (1, 30), (600, 300), block_size=48, dtype=torch.float16
+    ),
+    "slots that fill no tile": KernelCase((1, 30), (600, 300), block_size=24),
+}
+CASES = {
+    **EDGES,
+    **HEADS,
+    **OPTIONS,
+    **{f"seed {seed}": generated_case(seed) for seed in range(24)},
+}
 
 
 class Scene:
@@ -141,6 +195,8 @@ class Scene:
         self.keys = [normal(context, heads, case.key_dim) for context in case.context_lens]
         self.values = [normal(context, heads, case.value_dim) for context in case.context_lens]
         self.query = normal(sum(case.query_lens), case.num_query_heads, case.key_dim)
+        sinks = torch.randn(case.num_query_heads, generator=draw).to(device)
+        self.options = AttentionOptions(case.window, case.softcap, sinks if case.sinks else None)
         needs = [-(-context // case.block_size) for context in case.context_lens]
         num_blocks = sum(needs) + 3
         ids = list(range(num_blocks))
@@ -177,11 +233,43 @@ class Scene:
 
     def attend(self, kernels: KernelSet, batch: AttentionBatch, query: Tensor) -> Tensor:
         """Attention of `query` over this pool."""
-        out = kernels.attention(query, self.pool, self.case.layout, LAYER, batch, self.case.scale)
+        case = self.case
+        out = kernels.attention(
+            query, self.pool, case.layout, LAYER, batch, case.scale, options=self.options
+        )
         assert isinstance(out, Tensor)
         return out
 
-    def expected(self) -> tuple[Tensor, Tensor]:
+    def with_holes(self) -> tuple[AttentionBatch, list[Tensor]]:
+        """All sequences of the case with most of their tokens, and bool [context] of which.
+
+        Runs begin and end inside tiles, two lie in one block, and blocks are missing; the query's
+        own tokens stay.
+        """
+        draw, size = random.Random(self.case.seed), self.case.block_size
+        held, runs = [], []
+        for r, context in enumerate(self.case.context_lens):
+            own = context - self.case.query_lens[r]
+            keep = torch.zeros(context, dtype=torch.bool)
+            keep[own:] = True
+            rows = []
+            position = 0
+            while position < context:
+                count = min(
+                    draw.choice((1, 3, 7, 16, 40)), size - position % size, context - position
+                )
+                if draw.random() < 0.6 or position + count > own:
+                    keep[position : position + count] = True
+                    block = self.tables[r][position // size]
+                    rows.append((block, position % size, count, position))
+                position += count
+            held.append(keep.to(self.device))
+            runs.append(rows)
+        case = self.case
+        batch = AttentionBatch.of_runs(case.query_lens, case.context_lens, runs, size, self.device)
+        return batch, held
+
+    def expected(self, batch: AttentionBatch | None = None) -> tuple[Tensor, Tensor]:
         """Result of the reference for all sequences, not rounded to the query's dtype; its LSE."""
         case = self.case
         tokens = self.query.shape[0]
@@ -192,10 +280,11 @@ class Scene:
             self.pool,
             case.layout,
             LAYER,
-            self.batch,
+            self.batch if batch is None else batch,
             case.scale,
             out,
             lse,
             range(len(self.tables)),
+            self.options,
         )
         return out, lse

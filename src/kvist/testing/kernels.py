@@ -12,8 +12,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvist.kernels import reference
+from kvist.kernels.batch import AttentionBatch
 from kvist.kernels.dispatch import KernelSet
-from kvist.testing.kernel_cases import CASES, EDGES, LAYER, LAYERS, KernelCase, Scene
+from kvist.testing.kernel_cases import (
+    CASES,
+    EDGES,
+    HOLES,
+    LAYER,
+    LAYERS,
+    OPTIONS,
+    KernelCase,
+    Scene,
+)
 
 TOLERANCE = {
     # fp32 differs by the order of sums only; 16 bit rounds the result, and torch's prefill its
@@ -57,13 +68,20 @@ class KernelContract:
         assert out.dtype == scene.case.dtype
         torch.testing.assert_close(out.float(), scene.expected()[0], rtol=rtol, atol=atol)
 
-    @pytest.mark.parametrize("name", [*EDGES, "seed 1", "seed 2", "seed 3"])
+    @pytest.mark.parametrize("name", [*EDGES, *OPTIONS, "seed 1", "seed 2", "seed 3"])
     def test_log_sum_exp_is_the_references(self, name: str) -> None:
         """By it, parts of a context are merged: a wrong one only shows in the merge."""
         scene = Scene(CASES[name], self.device)
         case = scene.case
         answer = self.select(case).attention(
-            scene.query, scene.pool, case.layout, LAYER, scene.batch, case.scale, return_lse=True
+            scene.query,
+            scene.pool,
+            case.layout,
+            LAYER,
+            scene.batch,
+            case.scale,
+            return_lse=True,
+            options=scene.options,
         )
         assert isinstance(answer, tuple)
         out, lse = answer
@@ -72,7 +90,7 @@ class KernelContract:
         torch.testing.assert_close(out.float(), expected, rtol=rtol, atol=atol)
         torch.testing.assert_close(lse, expected_lse, rtol=1e-5, atol=1e-5)
 
-    @pytest.mark.parametrize("name", [*EDGES, "seed 4", "seed 5", "seed 6"])
+    @pytest.mark.parametrize("name", [*EDGES, *OPTIONS, "seed 4", "seed 5", "seed 6"])
     def test_what_unwritten_slots_hold_does_not_matter(self, name: str) -> None:
         """A stale or never written slot must not reach a result by a single bit."""
         case = CASES[name]
@@ -91,6 +109,65 @@ class KernelContract:
         kernels = self.select(case)
         first = here.attend(kernels, here.batch, here.query)
         assert same_bytes(first, there.attend(kernels, there.batch, there.query))
+
+    @pytest.mark.parametrize("name", HOLES)
+    def test_contexts_with_holes(self, name: str) -> None:
+        """Runs of slots in place of tables; what lies between them is never seen."""
+        scene = Scene(HOLES[name], self.device)
+        batch, _ = scene.with_holes()
+        rtol, atol = TOLERANCE[scene.case.dtype]
+        out = scene.attend(self.select(scene.case), batch, scene.query)
+        torch.testing.assert_close(out.float(), scene.expected(batch)[0], rtol=rtol, atol=atol)
+
+    def test_a_context_that_is_one_hole(self) -> None:
+        """Nothing to attend to: zeros and minus infinity, so that a merge ignores the part."""
+        scene = Scene(KernelCase((1, 2), (40, 30)), self.device)
+        case = scene.case
+        batch = AttentionBatch.of_runs([1, 2], [40, 30], [[], []], case.block_size, self.device)
+        answer = self.select(case).attention(
+            scene.query, scene.pool, case.layout, LAYER, batch, case.scale, return_lse=True
+        )
+        assert isinstance(answer, tuple)
+        assert not answer[0].any()
+        assert bool((answer[1] == float("-inf")).all())
+
+    @pytest.mark.parametrize("dtype", TOLERANCE)
+    @pytest.mark.parametrize("rotary", [64, 20])
+    def test_a_rotating_write_is_the_references(self, dtype: torch.dtype, rotary: int) -> None:
+        """Queries in place, keys on their way; the key tensor itself stays as it is."""
+        scene = Scene(KernelCase((40,), (40,), dtype=dtype), self.device)
+        case, slots = scene.case, scene.slots(0)
+        angles = torch.randn(40, rotary // 2, device=self.device).repeat(1, 2)
+        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        results = []
+        for rotate_write_kv in (
+            reference.rotate_write_kv,
+            self.select(case).rotate_write_kv,
+        ):
+            pool = torch.zeros_like(scene.pool)
+            # Query, key and value as parts of one projection.
+            parts = [scene.query.flatten(1), scene.keys[0].flatten(1), scene.values[0].flatten(1)]
+            fused = torch.cat(parts, 1)
+            rows = fused.view(40, -1, case.key_dim)
+            query, heads = rows[:, : case.num_query_heads], rows[:, case.num_query_heads :]
+            key, value = heads[:, : case.num_kv_heads], heads[:, case.num_kv_heads :]
+            rotate_write_kv(pool, case.layout, LAYER, query, key, value, slots, cos, sin)
+            results.append((pool, fused))
+        rtol, atol = TOLERANCE[dtype]
+        for wanted, got in zip(*results, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=rtol, atol=atol)
+        with pytest.raises(ValueError, match=r"\b63\b|\b21\b|even"):
+            self.select(case).rotate_write_kv(
+                results[0][0],
+                case.layout,
+                LAYER,
+                scene.query,
+                scene.keys[0],
+                scene.values[0],
+                slots,
+                cos[:, :-1],
+                sin[:, :-1],
+            )
 
     @pytest.mark.parametrize("dtype", TOLERANCE)
     def test_a_decode_does_not_depend_on_its_batch(self, dtype: torch.dtype) -> None:
@@ -131,6 +208,23 @@ class KernelContract:
         ours = torch.randn(scene.pool.shape, device=self.device).to(case.dtype)
         theirs = ours.clone()
         kernels = self.select(case)
+        layout, heads, slots_a_block = case.layout, case.num_kv_heads, range(case.block_size)
+        key_at, value_at = (
+            torch.tensor(
+                [
+                    [
+                        [index(LAYER, head, slot, dim) for dim in range(dims)]
+                        for slot in slots_a_block
+                    ]
+                    for head in range(heads)
+                ],
+                device=self.device,
+            )
+            for index, dims in (
+                (layout.key_index, case.key_dim),
+                (layout.value_index, case.value_dim),
+            )
+        )
         for sequence, (key, value) in enumerate(zip(scene.keys, scene.values, strict=True)):
             # K as the engine has it, [H, T, D] turned; V a slice of something wider.
             turned = key.transpose(0, 1).contiguous().transpose(0, 1)
@@ -140,10 +234,8 @@ class KernelContract:
             for token, place in enumerate(slots.tolist()):
                 block, slot = divmod(place, case.block_size)
                 for head in range(case.num_kv_heads):
-                    start = case.layout.key_offset(LAYER, head) + slot * case.key_dim
-                    theirs[block, start : start + case.key_dim] = key[token, head]
-                    start = case.layout.value_offset(LAYER, head) + slot * case.value_dim
-                    theirs[block, start : start + case.value_dim] = value[token, head]
+                    theirs[block, key_at[head][slot]] = key[token, head]
+                    theirs[block, value_at[head][slot]] = value[token, head]
         assert same_bytes(ours, theirs)
 
     def test_a_refused_write_changes_nothing(self) -> None:
