@@ -16,7 +16,7 @@ BUILD  := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
 PIP     = bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
           $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: serve test check test-slow bench style types floors house light clean
+.PHONY: serve test check test-slow bench style types floors house light check-native clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.stamp-serve  ## install, fetch the default model, serve it
@@ -48,6 +48,9 @@ floors: $(VENV)/.stamp-dev
 
 house: $(VENV)/.stamp-dev
 	$(VENV)/bin/python tools/house.py
+
+check-native: $(VENV)/.stamp-dev  ## kernel tests over C++ with AddressSanitizer and UBSan
+	$(VENV)/bin/python tools/check_native.py $(PYTEST_ARGS)
 
 light: $(LIGHT)/.stamp-test  ## books, scheduler, simulator and planner where torch is not installed
 	$(LIGHT)/bin/python -m pytest -m "not slow" -q $(PYTEST_ARGS)

@@ -61,6 +61,8 @@ nb::dict build_info() {
 }  // namespace
 
 NB_MODULE(_C, module) {
+    // An engine lives until its process ends, and its kernels with it.
+    nb::set_leak_warnings(false);
     module.doc() = "CPU kernels over paged KV memory. Import torch first: one OpenMP runtime serves both.";
     module.def("version", [] { return std::string(KVIST_VERSION); },
                "Version of kvist that this library was built for.");

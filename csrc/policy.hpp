@@ -34,8 +34,8 @@ KVIST_INLINE const char* value_of(const Geometry& g, const Tile& tile, std::int6
 }
 
 template <bool Ahead>
-KVIST_INLINE void fetch(const char* address) {
-    if (Ahead) __builtin_prefetch(address, 0, 2);
+KVIST_INLINE void fetch(const char* begin, std::int64_t bytes) {
+    if (Ahead) __builtin_prefetch(begin + bytes, 0, 2);
 }
 
 // What both policies of packing "lhkv-2" share: tiles are read where they lie.
@@ -100,7 +100,7 @@ struct Wide : Paired {
         Floats odd[R] = {};
         for (int r = 0; r < R; ++r) scores[r] = Floats{};
         for (std::int64_t i = 0; i < pairs; ++i) {
-            fetch<Ahead>(ahead + i * 64);
+            fetch<Ahead>(ahead, i * 64);
             const Words both = load<Words>(key + i * 64);
             const Floats first = low(both), second = high(both);
 #pragma GCC unroll 8
@@ -120,7 +120,7 @@ struct Wide : Paired {
             const char* const line = value + i * value_row * 4;
 #pragma GCC unroll 4
             for (int v = 0; v < V; ++v) {
-                fetch<Ahead>(ahead + i * value_row * 4 + v * 64);
+                fetch<Ahead>(ahead, i * value_row * 4 + v * 64);
                 const Words both = load<Words>(line + v * 64);
                 const Floats first = low(both), second = high(both);
 #pragma GCC unroll 8
@@ -233,8 +233,8 @@ struct Dot : Paired {
         for (int r = 0; r < R; ++r) even[r] = odd[r] = _mm512_setzero_ps();
         std::int64_t i = 0;
         for (; i + 2 <= pairs; i += 2) {
-            fetch<Ahead>(ahead + i * 64);
-            fetch<Ahead>(ahead + i * 64 + 64);
+            fetch<Ahead>(ahead, i * 64);
+            fetch<Ahead>(ahead, i * 64 + 64);
             const auto first = (__m512bh)_mm512_loadu_si512(key + i * 64);
             const auto second = (__m512bh)_mm512_loadu_si512(key + i * 64 + 64);
 #pragma GCC unroll 8
@@ -258,7 +258,7 @@ struct Dot : Paired {
             const char* const line = value + i * value_row * 4;
 #pragma GCC unroll 4
             for (int v = 0; v < V; ++v) {
-                fetch<Ahead>(ahead + i * value_row * 4 + v * 64);
+                fetch<Ahead>(ahead, i * value_row * 4 + v * 64);
                 const auto pair = (__m512bh)_mm512_loadu_si512(line + v * 64);
 #pragma GCC unroll 8
                 for (int r = 0; r < R; ++r) {
