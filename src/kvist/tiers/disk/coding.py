@@ -109,6 +109,21 @@ class Coder:
             If they are not what was stored.
         """
         position = out_position = 0
+        self.verify(header, segments, source)
+        if source is out:
+            return
+        for index in segments:
+            length = header.segments[index][0]
+            raw_length = label.segment_bytes[index]
+            data = source[position : position + length]
+            view = out[out_position : out_position + raw_length]
+            self._decoder(header.wire_id).decode(data, view, label.itemsize)
+            position += length
+            out_position += raw_length
+
+    def verify(self, header: Header, segments: range, source: memoryview) -> None:
+        """Raise `DamageError` unless `source` is what was stored as `segments` of a record."""
+        position = 0
         for index in segments:
             length, digest = header.segments[index]
             data = source[position : position + length]
@@ -116,12 +131,7 @@ class Coder:
                 raise DamageError(
                     f"segment {index} of block {header.key.hex()[:8]} fails its checksum"
                 )
-            raw_length = label.segment_bytes[index]
-            if source is not out:
-                view = out[out_position : out_position + raw_length]
-                self._decoder(header.wire_id).decode(data, view, label.itemsize)
             position += length
-            out_position += raw_length
 
     def _decoder(self, wire_id: int) -> Codec:
         found = self._decoders.get(wire_id) or decoder(wire_id)
@@ -129,3 +139,19 @@ class Coder:
             raise DamageError(f"stored with codec {wire_id}, which this Kvist does not have")
         self._decoders[wire_id] = found
         return found
+
+
+def parse_label(namespace: bytes, data: bytes) -> Namespace | None:
+    """Return what a descriptor says; ``None`` if it says nothing that can be understood."""
+    try:
+        facts = json.loads(data)
+        return Namespace(
+            digest=namespace,
+            model=str(facts["model"]),
+            format=str(facts["format"]),
+            tenant=str(facts["tenant"]),
+            segment_bytes=tuple(map(int, facts["segment_bytes"])),
+            itemsize=int(facts["itemsize"]),
+        )
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -10,7 +10,6 @@ Threads: one.
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from kvist.sizes import format_size
 from kvist.tiers.base import Namespace
 from kvist.tiers.checksum import SegmentChecksum
 from kvist.tiers.disk.books import Books
+from kvist.tiers.disk.coding import parse_label
 from kvist.tiers.disk.files import Files, make_private, require_local
 from kvist.tiers.disk.index import (
     INDEX_NAME,
@@ -33,7 +33,7 @@ from kvist.tiers.disk.index import (
     index_bytes,
     remove_index,
 )
-from kvist.tiers.disk.layout import Kind, num_extents, slab_bytes
+from kvist.tiers.disk.layout import num_extents, slab_bytes
 from kvist.tiers.disk.ledger import Ledger
 from kvist.tiers.disk.rebuild import open_index, rebuild_index
 from kvist.tiers.disk.record import Record
@@ -43,17 +43,18 @@ from kvist.tiers.disk.store import DiskStore
 _DIRECTORY_BYTES = 64 << 10
 
 
+def budget_for(num_zones: int) -> int:
+    """Return the most that a store of so many zones takes on the device."""
+    return slab_bytes(num_zones) + index_bytes(num_extents(num_zones)) + _DIRECTORY_BYTES
+
+
 def zones_for(budget_bytes: int) -> int:
     """Return how many zones fit into a budget together with the index of them, 0 if none does."""
-
-    def needed(zones: int) -> int:
-        return slab_bytes(zones) + index_bytes(num_extents(zones)) + _DIRECTORY_BYTES
-
     low, high = 0, max(0, budget_bytes) // slab_bytes(1) + 1
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if needed(middle) <= budget_bytes else (low, middle)
-    return low if low and needed(low) <= budget_bytes else 0
+        low, high = (middle, high) if budget_for(middle) <= budget_bytes else (low, middle)
+    return low if low and budget_for(low) <= budget_bytes else 0
 
 
 def plain_keeper(capacity: int) -> Keeper:
@@ -109,10 +110,9 @@ def open_store(
     if budget_bytes is not None:
         num_zones = zones_for(budget_bytes)
         if not num_zones:
-            least = slab_bytes(1) + index_bytes(num_extents(1)) + _DIRECTORY_BYTES
             raise ConfigError(
                 f"disk tier of {format_size(budget_bytes)} at {directory}: the least is"
-                f" {format_size(least)}, for one zone of the slab and the index"
+                f" {format_size(budget_for(1))}, for one zone of the slab and the index"
             )
         make_private(directory)
     notes: list[str] = []
@@ -224,21 +224,7 @@ def _read_labels(store: DiskStore) -> None:
 
 def read_label(store: DiskStore, record: Record) -> Namespace | None:
     """Return what a descriptor says, ``None`` if it is damaged."""
-    size = record.stored_bytes
-    data = memoryview(bytearray(size))
-    plain = Namespace(record.namespace, "", "", "", (size,))
     try:
-        if record.kind is not Kind.NAMESPACE:
-            return None
-        store.read(record, plain, range(1), data)
-        facts = json.loads(bytes(data))
-        return Namespace(
-            digest=record.namespace,
-            model=str(facts["model"]),
-            format=str(facts["format"]),
-            tenant=str(facts["tenant"]),
-            segment_bytes=tuple(map(int, facts["segment_bytes"])),
-            itemsize=int(facts["itemsize"]),
-        )
-    except (DamageError, OSError, ValueError, KeyError, TypeError):
+        return parse_label(record.namespace, bytes(store.read_stored(record)))
+    except (DamageError, OSError):
         return None

@@ -8,13 +8,15 @@ Threads: one.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from kvist.errors import IntegrityError
+from kvist.errors import ConfigError, IntegrityError
+from kvist.tiers.checksum import SegmentChecksum
 from kvist.tiers.disk.files import Files
 from kvist.tiers.disk.index import MAX_ROWS_A_TRANSACTION, Index, Row, State, remove_index
-from kvist.tiers.disk.layout import Header, num_extents
-from kvist.tiers.disk.slab import Slab
+from kvist.tiers.disk.layout import DATA_START, ZONE_BYTES, Header, Superblock, num_extents
+from kvist.tiers.disk.slab import SLAB_NAME, Slab, read_superblock, write_superblock
 from kvist.tiers.extents import ExtentArena
 
 
@@ -72,3 +74,39 @@ def _claimed(arena: ExtentArena, header: Header) -> bool:
             arena.release(header.runs[:done])
             return False
     return True
+
+
+def mend_superblock(files: Files, directory: Path, checksum: SegmentChecksum, now_s: float) -> bool:
+    """Write a new superblock where both copies are damaged; say whether that was so.
+
+    Size and headers say what it must have said: the headers prove that the slab is one, and that
+    the tier key is the right one.
+
+    Raises
+    ------
+    ConfigError
+        If there is no slab, no header can be read, or another process uses it.
+    """
+    path = directory / SLAB_NAME
+    try:
+        fd = files.open(path, create=False)
+    except OSError as error:
+        raise ConfigError(f"cannot open {path}: {error.strerror}") from error
+    try:
+        try:
+            read_superblock(files, fd, path)
+            return False
+        except ConfigError as error:
+            num_zones = (files.size(fd) - DATA_START) // ZONE_BYTES
+            superblock = Superblock(
+                num_zones, os.urandom(16), checksum.scheme, checksum.key_id, now_s
+            )
+            slab = Slab(files, fd, path, superblock, checksum)
+            if not slab.be_alone() or not any(header for _, header in slab.headers()):
+                raise error
+        write_superblock(files, fd, superblock)
+        return True
+    except OSError as error:
+        raise ConfigError(f"cannot mend {path}: {error.strerror}") from error
+    finally:
+        files.close(fd)

@@ -182,7 +182,7 @@ class Slab:
         self.superblock = Superblock(num_zones, old.slab_id, old.scheme, old.key_id, old.created_s)
         if num_zones > old.num_zones:
             _reserve(self._files, self._fd, self.path, slab_bytes(num_zones))
-        _write_superblock(self._files, self._fd, self.superblock)
+        write_superblock(self._files, self._fd, self.superblock)
         if num_zones < old.num_zones:
             self._files.truncate(self._fd, slab_bytes(num_zones))
 
@@ -244,7 +244,7 @@ def open_slab(
                 raise ConfigError(f"{path} is empty; it holds no store")
             superblock = _create(files, fd, path, num_zones, checksum, now_s)
         else:
-            superblock = _read_superblock(files, fd, path)
+            superblock = read_superblock(files, fd, path)
             _require_key(path, superblock, checksum)
             # Where a hole was punched or the end was cut off, writes must not meet a full device.
             _reserve(files, fd, path, slab_bytes(superblock.num_zones))
@@ -280,7 +280,7 @@ def _create(
     try:
         _reserve(files, fd, path, slab_bytes(num_zones))
         # Written last: what has none was never used, should this process end here.
-        _write_superblock(files, fd, superblock)
+        write_superblock(files, fd, superblock)
     except BaseException:
         files.truncate(fd, 0)
         raise
@@ -300,14 +300,22 @@ def _reserve(files: Files, fd: int, path: Path, length: int) -> None:
         ) from error
 
 
-def _write_superblock(files: Files, fd: int, superblock: Superblock) -> None:
+def write_superblock(files: Files, fd: int, superblock: Superblock) -> None:
+    """Write both copies, synced."""
     # The copies one after the other, so that one is whole at any time.
     for offset in reversed(SUPERBLOCK_OFFSETS):
         files.write(fd, [superblock.pack()], offset)
         files.sync(fd)
 
 
-def _read_superblock(files: Files, fd: int, path: Path) -> Superblock:
+def read_superblock(files: Files, fd: int, path: Path) -> Superblock:
+    """Return what the first whole copy says.
+
+    Raises
+    ------
+    ConfigError
+        If the file is foreign, of another version, or both copies are damaged.
+    """
     copies: list[bytes] = []
     for offset in SUPERBLOCK_OFFSETS:
         buffer = bytearray(SUPERBLOCK_BYTES)

@@ -113,6 +113,14 @@ class DiskStore:
         self.coder.decode(header, label, segments, source, out)
         return total
 
+    def read_stored(self, record: Record) -> memoryview:
+        """Return a record's bytes as stored, verified. Raises as `read` does."""
+        header = Header.unpack(record.data, self._checksum)
+        data = memoryview(bytearray(header.stored_bytes))
+        self.slab.read(header.runs, 0, [data])
+        self.coder.verify(header, range(len(header.segments)), data)
+        return data
+
     def expect(self, record: Record, label: Namespace, segments: range) -> None:
         """Let the device begin to read what `read` will read."""
         start, end = 0, record.stored_bytes
