@@ -14,11 +14,9 @@ from kvist.config import CacheConfig
 from kvist.errors import ConfigError
 from kvist.events import EventLog
 from kvist.policies.keeper import Keeper
-from kvist.policies.registry import make_policy
+from kvist.policies.registry import DEFAULT_POLICY, make_policy, policy_factory
 from kvist.tiers.base import Tier
 from kvist.tierspec import TierSpec, parse_tier
-
-DEFAULT_TIER_POLICY = "lru"
 
 
 def open_cache(config: CacheConfig, events: EventLog | None = None) -> KVCacheManager:
@@ -78,13 +76,14 @@ def open_tiers(texts: Sequence[str], tier_key: str | None = None) -> list[Tier]:
 def _open_tier(spec: TierSpec, name: str, tier_key: str) -> Tier:
     """Build one tier. What a kind needs is imported by who asks for it."""
     codec = make_codec(spec.codec)
-    policy = spec.policy or DEFAULT_TIER_POLICY
-    make_policy(policy, 1)  # an unknown name is told of before anything is opened
+    # An unknown name is told of before anything is opened.
+    policy = policy_factory(spec.policy or DEFAULT_POLICY, spec.protected_share)
 
     def keeper(capacity: int) -> Keeper:
         return Keeper(
             capacity,
-            lambda room: make_policy(policy, room),
+            policy,
+            tenant_quota=spec.tenant_quota_bytes,
             min_hits=spec.min_hits,
             max_idle_s=spec.ttl_s,
         )

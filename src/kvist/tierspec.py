@@ -6,8 +6,9 @@ Owns the spelling and nothing of what a tier does. ::
     disk:SIZE:PATH[:CODEC][,OPTION=VALUE ...]
     redis://…  rediss://…  unix://…  valkey://…  valkeys://…[,OPTION=VALUE ...]
 
-Options: ``policy`` (who leaves first), ``hits`` (admitted when offered for that time), ``ttl``
-(seconds a block stays without being of use), ``codec``, ``name`` (in metrics and events).
+Options: ``policy`` (who leaves first), ``protect`` (share that only blocks in repeated use may
+hold), ``quota`` (size that each tenant may hold), ``hits`` (admitted when offered for that time),
+``ttl`` (seconds a block stays without being of use), ``codec``, ``name`` (in metrics and events).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 from kvist.errors import ConfigError
 from kvist.sizes import parse_size
 
-_OPTION = re.compile(r",(policy|hits|ttl|codec|name)=([^,]*)$")
+_OPTION = re.compile(r",(policy|protect|quota|hits|ttl|codec|name)=([^,]*)$")
 _CODEC = re.compile(r"^(.*):(raw|zstd(?::-?[0-9]+)?)$", re.DOTALL)
 _SCHEMES: Mapping[str, str] = MappingProxyType(
     {
@@ -48,6 +49,8 @@ class TierSpec:
     codec : str
     policy : str or None
         Eviction order; ``None``: the default.
+    protected_share : float
+    tenant_quota_bytes : int or None
     min_hits : int
     ttl_s : float or None
     name : str
@@ -60,6 +63,8 @@ class TierSpec:
     url: str = ""
     codec: str = "raw"
     policy: str | None = None
+    protected_share: float = 0.0
+    tenant_quota_bytes: int | None = None
     min_hits: int = 1
     ttl_s: float | None = None
     name: str = ""
@@ -110,12 +115,20 @@ def _split_options(text: str) -> tuple[str, dict[str, Any]]:
                 options["min_hits"] = int(value)
             elif name == "ttl":
                 options["ttl_s"] = float(value)
+            elif name == "protect":
+                options["protected_share"] = float(value)
+            elif name == "quota":
+                options["tenant_quota_bytes"] = parse_size(value, "--tier quota")
             else:
                 options[name] = value
         except ValueError as error:
             raise _wrong(text, f"{name}={value!r} is no number") from error
         if not value or options.get("min_hits", 1) < 1 or options.get("ttl_s", 1.0) <= 0:
             raise _wrong(text, f"{name}={value!r} is not above 0")
+        if options.get("tenant_quota_bytes", 1) < 1:
+            raise _wrong(text, f"{name}={value!r} is not above 0")
+        if not 0 <= options.get("protected_share", 0.0) < 1:
+            raise _wrong(text, f"{name}={value!r} is not from 0 to below 1")
     return rest, options
 
 

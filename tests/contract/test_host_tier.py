@@ -247,7 +247,7 @@ def test_blocks_of_one_job_do_not_push_each_other_out():
 
 def test_a_tenant_keeps_to_its_quota():
     quota = 2 * EXTENTS_A_BLOCK * EXTENT_CHARGE
-    driver = TierDriver(host(keep=keeper(quotas={"someone": quota})), A, B)
+    driver = TierDriver(host(keep=keeper(tenant_quota=quota)), A, B)
     driver.store(A, chain("y", 3))
     for index in range(8):
         driver.store(B, chain(index, 1))

@@ -40,7 +40,7 @@ def test_the_budget_is_hard_and_the_policy_says_who_goes():
 
 
 def test_what_can_never_fit_evicts_nothing():
-    books = keeper(quotas={"small": 50})
+    books = keeper(tenant_quota=50)
     store(books, "a")
     assert store(books, "b", size=101) == "refused"
     assert store(books, "c", size=51, tenant="small") == "refused"
@@ -56,15 +56,20 @@ def test_a_chain_does_not_eat_its_own_head():
 
 
 def test_a_tenant_over_its_quota_evicts_its_own_blocks_only():
-    books = keeper(quotas={"t": 40})
+    books = keeper(tenant_quota=40)
     store(books, "a", tenant="other")
     store(books, "b", tenant="t")
     assert store(books, "c", tenant="t") == "b"
     assert books.used_by_tenant() == {"other": 40, "t": 40}
 
 
+def test_the_default_tenant_has_no_quota():
+    books = keeper(tenant_quota=40)
+    assert [store(books, name) for name in ("a", "b", "c")] == ["", "", "a"]
+
+
 def test_between_tenants_recency_decides():
-    books = keeper(quotas={"t": 80})
+    books = keeper(tenant_quota=80)
     store(books, "a", tenant="t")
     store(books, "b")
     assert store(books, "c") == "a"

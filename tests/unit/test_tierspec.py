@@ -29,6 +29,15 @@ GIB = 1 << 30
                 name="slow",
             ),
         ),
+        (
+            "host:1GiB,protect=0.25,quota=64MiB",
+            TierSpec(
+                kind="host",
+                capacity_bytes=GIB,
+                protected_share=0.25,
+                tenant_quota_bytes=64 << 20,
+            ),
+        ),
         ("redis://h:6379/0", TierSpec(kind="redis", url="redis://h:6379/0")),
         (
             "valkeys://u:p@a:1,b:2,ttl=60,codec=zstd",
@@ -55,6 +64,9 @@ def test_what_people_write(text: str, spec: TierSpec):
         ("host:4GiB,hits=0", "not above 0"),
         ("host:4GiB,hits=two", "no number"),
         ("host:4GiB,ttl=-1", "not above 0"),
+        ("host:4GiB,quota=0", "not above 0"),
+        ("host:4GiB,protect=1", "from 0 to below 1"),
+        ("host:4GiB,protect=half", "no number"),
     ],
 )
 def test_what_is_wrong_is_said(text: str, says: str):

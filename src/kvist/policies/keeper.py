@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvist.errors import IntegrityError
@@ -22,7 +22,7 @@ _SEEN_KEYS = 1 << 16
 
 @dataclass(slots=True)
 class _Group:
-    """Blocks that compete for the same room: of one tenant with a quota, or of all without."""
+    """Blocks that compete for the same room: of one tenant with a quota, or all others."""
 
     policy: EvictionPolicy
     limit: int
@@ -57,9 +57,9 @@ class Keeper:
         Bytes, or whatever sizes are counted in.
     make : callable
         Builds an eviction policy from a capacity; see `registry.policy_factory`.
-    quotas : mapping of tenant to int, optional
-        What each of these tenants may hold at most. A tenant over its quota evicts its own blocks
-        and no others. Tenants that are not named share the capacity.
+    tenant_quota : int, optional
+        What each tenant may hold at most, but for the default one, ``""``. Who is over it evicts
+        blocks of its own and no others.
     min_hits : int
         A block is admitted when it is offered for that time; 1 admits everything.
     max_idle_s : float, optional
@@ -71,8 +71,8 @@ class Keeper:
     -----
     Within a group its policy decides who leaves; between groups, recency of the groups' victims.
     Chains never cross tenants (a tenant's salt is in the keys), so leaf first holds throughout.
-    Every call is O(log blocks + tenants with a quota) a block. Threads: one, or under the owner's
-    lock.
+    Every call is O(log blocks) a block, and to evict O(tenants with a quota) besides. Threads: one,
+    or under the owner's lock.
     """
 
     def __init__(
@@ -80,13 +80,15 @@ class Keeper:
         capacity: int,
         make: Callable[[int], EvictionPolicy],
         *,
-        quotas: Mapping[str, int] | None = None,
+        tenant_quota: int | None = None,
         min_hits: int = 1,
         max_idle_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.capacity = capacity
-        self._own = {tenant: _Group(make(quota), quota) for tenant, quota in (quotas or {}).items()}
+        self._make = make
+        self._tenant_quota = tenant_quota
+        self._own: dict[str, _Group] = {}
         self._shared = _Group(make(capacity), capacity)
         self._admission = MinimumHits(min_hits, _SEEN_KEYS)
         self._max_idle_s = max_idle_s
@@ -157,6 +159,8 @@ class Keeper:
                 f"block {block.key.hex()[:8]} of {block.size} added: held already, or {self._used}"
                 f" of {self.capacity} and {group.used} of {group.limit} are used"
             )
+        if group is not self._shared:
+            self._own[tenant] = group
         group.policy.add(block, uses)
         self._tick += 1
         self._kept[block.key] = _Kept(block, tenant, group, self._clock(), self._tick)
@@ -268,7 +272,10 @@ class Keeper:
     # ------------------------------------------------------------------ inside
 
     def _group(self, tenant: str) -> _Group:
-        return self._own.get(tenant, self._shared)
+        """Return who a tenant's blocks compete with; a new group is not entered yet."""
+        if self._tenant_quota is None or not tenant:
+            return self._shared
+        return self._own.get(tenant) or _Group(self._make(self._tenant_quota), self._tenant_quota)
 
     def _make_room(self, size: int, tenant: str) -> list[bytes]:
         group = self._group(tenant)
@@ -303,6 +310,7 @@ class Keeper:
             self._by_tenant[kept.tenant] = left
         else:
             del self._by_tenant[kept.tenant]
+            self._own.pop(kept.tenant, None)
 
     def _withhold(self, kept: _Kept) -> None:
         """Call before the first reason to stay is noted."""

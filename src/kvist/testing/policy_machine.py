@@ -22,12 +22,17 @@ from kvist.policies.keeper import Keeper
 from kvist.policies.registry import POLICIES, make_policy, policy_factory
 
 PROTECTED_SHARES = (0.0, 0.3, 0.7)
+_TENANTS = "DPQ"
 _CHAINS = st.text("ab", min_size=1, max_size=5)
 
 
 def candidate(name: str, size: int = 1, recompute_s: float = 0.0) -> Candidate:
     """Block of a chain that its name spells: ``"ab"`` continues ``"a"``."""
     return Candidate(name.encode(), name[:-1].encode(), len(name) - 1, size, recompute_s)
+
+
+def _tenant(initial: str) -> str:
+    return "" if initial == "D" else initial
 
 
 def prefixes(name: str) -> list[str]:
@@ -160,7 +165,7 @@ class KeeperMachine(RuleBasedStateMachine):
         name=st.sampled_from(sorted(POLICIES)),
         share=st.sampled_from(PROTECTED_SHARES),
         capacity=st.integers(4, 40),
-        quotas=st.dictionaries(st.sampled_from("PQ"), st.integers(1, 12)),
+        tenant_quota=st.sampled_from((None, 3, 12)),
         max_idle_s=st.sampled_from((None, 5.0)),
     )
     def build(
@@ -168,16 +173,16 @@ class KeeperMachine(RuleBasedStateMachine):
         name: str,
         share: float,
         capacity: int,
-        quotas: dict[str, int],
+        tenant_quota: int | None,
         max_idle_s: float | None,
     ) -> None:
         """Choose the budget."""
         self.now_s = 0.0
-        self.capacity, self.quotas, self.max_idle_s = capacity, quotas, max_idle_s
+        self.capacity, self.tenant_quota, self.max_idle_s = capacity, tenant_quota, max_idle_s
         self.keeper = Keeper(
             capacity,
             policy_factory(name, share),
-            quotas=quotas,
+            tenant_quota=tenant_quota,
             max_idle_s=max_idle_s,
             clock=lambda: self.now_s,
         )
@@ -199,9 +204,13 @@ class KeeperMachine(RuleBasedStateMachine):
     def _used(self, tenant: str | None = None) -> int:
         return sum(n for name, n in self.sizes.items() if tenant is None or name[0] == tenant)
 
+    def _limit(self, tenant: str) -> int:
+        """``D`` is the default tenant, who has no quota."""
+        return self.capacity if tenant == "D" else self.tenant_quota or self.capacity
+
     def _fits(self, size: int, tenant: str) -> bool:
-        quota = self.quotas.get(tenant, self.capacity)
-        return self._used() + size <= self.capacity and self._used(tenant) + size <= quota
+        fits = self._used(tenant) + size <= self._limit(tenant)
+        return self._used() + size <= self.capacity and fits
 
     def _gone(self, names: Iterable[str]) -> None:
         for name in names:
@@ -211,32 +220,33 @@ class KeeperMachine(RuleBasedStateMachine):
             self.pins.pop(name, None)
             self.locks.pop(name, None)
 
-    @rule(tenant=st.sampled_from("PQRS"), chain=_CHAINS, size=st.integers(1, 9))
+    @rule(tenant=st.sampled_from(_TENANTS), chain=_CHAINS, size=st.integers(1, 9))
     def store(self, tenant: str, chain: str, size: int) -> None:
         """A tenant stores a chain, parents first; every name begins with the tenant's."""
+        who = _tenant(tenant)
         for name in prefixes(tenant + chain):
             if name in self.sizes:
                 continue
             before = dict(self.sizes)
-            over = self._used(tenant) + size > self.quotas.get(tenant, self.capacity)
+            over = self._used(tenant) + size > self._limit(tenant)
             block = candidate(name, size)
-            victims = [key.decode() for key in self.keeper.make_room(block, tenant)]
+            victims = [key.decode() for key in self.keeper.make_room(block, who)]
             assert not any(name.startswith(victim) for victim in victims), "ate its own head"
-            if over and victims and tenant in self.quotas:
+            if over and victims and self._limit(tenant) < self.capacity:
                 assert victims[0][0] == tenant, "a tenant over its quota took another's room"
             self._gone(victims)
             fits = self._fits(size, tenant)
-            assert self.keeper.fits(size, tenant) == fits
-            if size > min(self.capacity, self.quotas.get(tenant, self.capacity)):
+            assert self.keeper.fits(size, who) == fits
+            if size > min(self.capacity, self._limit(tenant)):
                 assert self.sizes == before, "evicted for what can never fit"
             elif not any(name.startswith(o) or self._held(o) for o in self.sizes):
                 assert fits, "room is refused though everything may leave"
             if not fits:
                 break
-            self.keeper.add(block, tenant)
+            self.keeper.add(block, who)
             self.sizes[name], self.used_s[name] = size, self.now_s
 
-    @rule(tenant=st.sampled_from("PQRS"), chain=_CHAINS)
+    @rule(tenant=st.sampled_from(_TENANTS), chain=_CHAINS)
     def touch(self, tenant: str, chain: str) -> None:
         """A chain is of use, as far as it is there."""
         names = prefixes(tenant + chain)
@@ -260,7 +270,7 @@ class KeeperMachine(RuleBasedStateMachine):
         self.keeper.unpin(name.encode())
         self.pins[name] -= 1
 
-    @rule(tenant=st.sampled_from("PQRS"), chain=_CHAINS, ttl_s=st.sampled_from((1.0, 4.0)))
+    @rule(tenant=st.sampled_from(_TENANTS), chain=_CHAINS, ttl_s=st.sampled_from((1.0, 4.0)))
     def lock(self, tenant: str, chain: str, ttl_s: float) -> None:
         """Somebody wants a block to stay, there or not."""
         name = tenant + chain
@@ -269,7 +279,7 @@ class KeeperMachine(RuleBasedStateMachine):
             ends = [end for end in self.locks.get(name, ()) if end > self.now_s]
             self.locks[name] = sorted([*ends, self.now_s + ttl_s])
 
-    @rule(tenant=st.sampled_from("PQRS"), chain=_CHAINS)
+    @rule(tenant=st.sampled_from(_TENANTS), chain=_CHAINS)
     def unlock(self, tenant: str, chain: str) -> None:
         """Somebody needs it no longer, or never did."""
         name = tenant + chain
@@ -310,9 +320,9 @@ class KeeperMachine(RuleBasedStateMachine):
         self.keeper.check()
         assert len(self.keeper) == len(self.sizes)
         assert self.keeper.used == self._used() <= self.capacity
-        by_tenant = {tenant: used for tenant in "PQRS" if (used := self._used(tenant))}
+        by_tenant = {_tenant(t): used for t in _TENANTS if (used := self._used(t))}
         assert self.keeper.used_by_tenant() == by_tenant
-        for tenant, quota in self.quotas.items():
-            assert self._used(tenant) <= quota
+        for tenant in _TENANTS:
+            assert self._used(tenant) <= self._limit(tenant)
         for name in self.sizes:
             assert name.encode() in self.keeper

@@ -20,7 +20,7 @@ from kvist.codecs.base import Codec
 from kvist.codecs.raw import RawCodec
 from kvist.errors import ConfigError, DamageError
 from kvist.policies.keeper import Keeper
-from kvist.policies.registry import make_policy
+from kvist.policies.registry import DEFAULT_POLICY, policy_factory
 from kvist.sizes import format_size
 from kvist.tiers.base import Namespace
 from kvist.tiers.checksum import SegmentChecksum
@@ -58,8 +58,8 @@ def zones_for(budget_bytes: int) -> int:
 
 
 def plain_keeper(capacity: int) -> Keeper:
-    """Return a keeper that lets the least recently used leave, and nothing else."""
-    return Keeper(capacity, lambda room: make_policy("lru", room))
+    """Return a keeper with the default order, and nothing else."""
+    return Keeper(capacity, policy_factory(DEFAULT_POLICY))
 
 
 @dataclass(slots=True)
