@@ -39,7 +39,8 @@ def test_raw_copies_nothing_on_encode():
 def test_zstd_pays_on_numbers_and_leaves_noise_alone():
     codec = ZstdCodec()
     numbers = memoryview(bf16_like(360 << 10))
-    assert len(codec.encode(numbers, 2)) < 0.75 * len(numbers)
+    assert len(codec.encode(numbers, 2)) < 0.70 * len(numbers)
+    assert len(codec.encode(numbers, 2)) < len(ZstdCodec(1).encode(numbers, 2)), "few matches pay"
     assert len(codec.encode(numbers, 2)) < len(codec.encode(numbers, 1)), "planes should help"
     noise = memoryview(np.random.default_rng(0).bytes(360 << 10))
     assert codec.encode(noise, 2) is noise
@@ -77,7 +78,7 @@ def test_wire_ids_and_names_never_change():
 
 def test_a_level_can_be_asked_for():
     assert make_codec("zstd:3").level == 3
-    assert make_codec("zstd").level == 1
+    assert make_codec("zstd").level is None
 
 
 @pytest.mark.parametrize("text", ["lz5", "zstd:fast", "zstd:99", "raw:1", ""])

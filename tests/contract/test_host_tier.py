@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from random import Random
 
 import pytest
 
@@ -334,4 +335,42 @@ def test_a_buffer_of_another_kind_is_misuse():
     doubles = memoryview(bytearray(A.block_bytes)).cast("d")
     with pytest.raises(IntegrityError, match="single bytes"):
         tier.submit_load(LoadJob(1, A.digest, (block_key(1),), range(3), (doubles,)))
+    tier.close()
+
+
+@pytest.mark.parametrize("end", ["cancelled", "late"])
+def test_a_load_ends_between_two_blocks(end):
+    """A long load is not carried to its end for nobody."""
+    now = [0.0]
+    codec = SlowCodec("decode")
+    tier = host(codec=codec, clock=lambda: now[0])
+    driver = TierDriver(tier, A)
+    keys = chain("x", 3)
+    driver.store(A, keys)
+    job_id, wholes = driver.begin_load(A, keys, deadline_s=10.0)
+    assert codec.inside.wait(20)
+    if end == "cancelled":
+        tier.cancel(job_id)
+    else:
+        now[0] = 10.0
+    codec.go.set()
+    done = driver.wait(job_id)
+    assert done.outcomes == (Outcome.DONE, Outcome(end), Outcome(end))
+    assert driver.taken(done, wholes)[0] == block_bytes(keys[0])
+    tier.check()
+    tier.close()
+
+
+def test_what_continues_a_block_that_found_no_room_is_not_kept():
+    """Though it would fit itself: nobody would ever find it."""
+    large = space("large", segments=(4 * EXTENT_BYTES,))
+    tier = host(1, extents=2, codec=ZstdCodec())
+    driver = TierDriver(tier, large)
+    parent, child = chain("x", 2)
+    noise = Random(0).randbytes(large.block_bytes)
+    job_id = driver.begin_store(large, {parent: noise, child: bytes(large.block_bytes)})
+    done = driver.wait(job_id)
+    assert (done.outcomes, done.reason) == ((Outcome.REFUSED,) * 2, "no_room")
+    job_id = driver.begin_store(large, {child: bytes(large.block_bytes)}, [BlockMeta(parent, 1)])
+    assert driver.wait(job_id).outcomes == (Outcome.DONE,), "it may be continued from elsewhere"
     tier.close()

@@ -10,7 +10,7 @@ sequence ever finds it. A lossy codec needs to know how K and V lie in a segment
 its constructor, from whoever assembles the tiers, and the tiers stay ignorant of it.
 
 Threads: a codec is shared by the threads of a tier, so its methods may run side by side. They let
-go of the interpreter lock while they work on more than a few hundred bytes.
+go of the interpreter lock for whatever takes longer than some ten microseconds.
 """
 
 from __future__ import annotations

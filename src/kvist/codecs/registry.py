@@ -50,6 +50,6 @@ def _load(name: str, level: int | None) -> Codec:
         from kvist.codecs.raw import RawCodec
 
         return RawCodec()
-    from kvist.codecs.zstd import DEFAULT_LEVEL, ZstdCodec
+    from kvist.codecs.zstd import ZstdCodec
 
-    return ZstdCodec(DEFAULT_LEVEL if level is None else level)
+    return ZstdCodec(level)
