@@ -159,7 +159,8 @@ def test_no_string_is_longer_than_a_chunk_and_all_expire(tiers, server):
     lives = {name: client.ttl(name) for name in client.keys("*")}
     assert all(3590 <= life <= 3660 for life in lives.values()), lives
     (header,) = filter(is_header, found)
-    assert all(lives[name] >= lives[header] for name in found), "chunks outlive their header"
+    chunks = [name for name in found if name != header]
+    assert min(lives[name] for name in chunks) > lives[header] + 50, "they outlive their header"
 
 
 def test_touch_and_lock_renew_the_time_to_live(tiers, server):
