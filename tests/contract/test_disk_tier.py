@@ -16,10 +16,11 @@ from kvist.policies.keeper import Keeper
 from kvist.policies.registry import make_policy
 from kvist.testing.bounded_tier_contract import BoundedTierContract
 from kvist.testing.foreign_contract import MakeTier
-from kvist.testing.tier_contract import A, TierContract
+from kvist.testing.tier_contract import A, B, TierContract
 from kvist.testing.tier_driver import PATIENCE_S, TierDriver, chain
 from kvist.tiers.base import Outcome, Tier
 from kvist.tiers.disk.tier import DiskTier
+from kvist.tiers.extents import EXTENT_BYTES
 
 # One zone: room for 31 blocks of the contract's 40,000 bytes, and one extent for each descriptor.
 SMALLEST = 9 << 20
@@ -86,3 +87,35 @@ def test_admission_and_age(tmp_path: Path) -> None:
         time.sleep(0.05)
     tier.check()
     tier.close()
+
+
+def test_a_tenant_keeps_to_its_quota(tmp_path: Path) -> None:
+    """Its own blocks make room for its own, also those of one batch and after a restart."""
+    room = 4 * 2 * EXTENT_BYTES
+    keepers = {"quota": {"someone": room}, "none": {}}
+
+    def tier(quotas: dict[str, int]) -> TierDriver:
+        def keeper(capacity: int) -> Keeper:
+            return Keeper(capacity, lambda room: make_policy("lru", room), quotas=quotas)
+
+        return TierDriver(DiskTier(tmp_path, SMALLEST, keeper=keeper), A, B)
+
+    driver = tier(keepers["quota"])
+    others = chain("others", 5)
+    driver.store(A, others)
+    driver.store(B, chain("x", 8))
+    for number in range(4):
+        driver.store(B, chain(number, 3))
+        assert 0 < driver.tier.usage().by_tenant["someone"] <= room
+        driver.tier.check()
+    assert driver.hits(A, others) == [True] * 5
+    driver.tier.close()
+    driver = tier(keepers["none"])
+    driver.store(B, chain("y", 8))
+    driver.tier.close()
+    driver = tier(keepers["quota"])
+    driver.tier.check()
+    driver.store(B, chain("z", 1))
+    assert driver.tier.drain(PATIENCE_S)
+    driver.tier.check()
+    driver.tier.close()

@@ -156,14 +156,19 @@ class Books:
         self._enter(record, header, State.WRITING)
         return record
 
-    def publish(self, record: Record, seq: int) -> None:
-        """Make a written record findable."""
-        hits, used = record.hits, record.used
+    def publish(self, record: Record, seq: int) -> bool:
+        """Make a written record findable; ``False``, and doomed, if its tenant's room is full now.
+
+        Several blocks of one tenant may have been on their way in side by side.
+        """
         header = Header.unpack(record.data, self._checksum)
         self._leave_state(record)
         record.seq = seq
-        record.hits, record.used = hits, used
+        if record.kind is Kind.BLOCK and not self._fits(record):
+            self.doomed[record.slot] = record
+            return False
         self._enter_state(record, header, State.LIVE)
+        return True
 
     def doom(self, record: Record) -> bool:
         """Let a record be found no more; its extents follow. Say whether it was there."""
@@ -254,8 +259,19 @@ class Books:
         record = Record(header, data, row.seq, mine=False)
         record.hits, record.used = row.hits, row.used
         self._clock = max(self._clock, row.used)
-        self._enter(record, header, State(row.state))
+        if row.state == State.LIVE and header.kind is Kind.BLOCK and not self._fits(record):
+            # The quota was lowered, or another process has none.
+            self.by_slot[record.slot] = self.doomed[record.slot] = record
+        else:
+            self._enter(record, header, State(row.state))
         return True
+
+    def _fits(self, record: Record) -> bool:
+        return self.keeper.fits(record.room_bytes, self._tenant(record.namespace))
+
+    def _tenant(self, namespace: bytes) -> str:
+        label = self.shelf(namespace).label
+        return label.tenant if label else ""
 
     def _knows(self, header: Header) -> bool:
         if header.namespace + header.key in self._writing:
@@ -295,7 +311,7 @@ class Books:
             candidate = Candidate(
                 record.ident, parent, header.depth, record.room_bytes, header.recompute_s
             )
-            self.keeper.add(candidate, shelf.label.tenant if shelf.label else "", record.hits + 1)
+            self.keeper.add(candidate, self._tenant(record.namespace), record.hits + 1)
 
     def _leave_state(self, record: Record) -> None:
         """Take a record off every list but `by_slot`."""

@@ -246,6 +246,12 @@ class Header:
         )
 
 
+def kind_of(header: bytes | None) -> Kind | None:
+    """Return what a packed header says it is of, unverified; ``None`` if there is no telling."""
+    kind = header[5] if header is not None and len(header) > 5 else -1
+    return Kind(kind) if kind in (Kind.BLOCK, Kind.NAMESPACE) else None
+
+
 def padded(header: bytes) -> bytes:
     """Return a header as it lies in its slot."""
     return header.ljust(HEADER_BYTES, b"\0")

@@ -33,7 +33,7 @@ from kvist.tiers.disk.index import (
     index_bytes,
     remove_index,
 )
-from kvist.tiers.disk.layout import num_extents, slab_bytes
+from kvist.tiers.disk.layout import Kind, kind_of, num_extents, slab_bytes
 from kvist.tiers.disk.ledger import Ledger
 from kvist.tiers.disk.rebuild import open_index, rebuild_index
 from kvist.tiers.disk.record import Record
@@ -175,12 +175,16 @@ def _with_index(
             if not index.is_sound():
                 raise StaleIndexError("its pages are damaged")
             books = Books(extents, keeper, slab.checksum)
-            rows = index.rows()
-            if untrue := books.apply(rows):
-                raise StaleIndexError(f"{len(untrue)} of its {len(rows)} rows are damaged")
             ledger = Ledger(files, directory, slab, index, books)
             store = DiskStore(slab, ledger, codec, wall)
+            rows = index.rows()
+            # Whose the blocks are has to be known before they are counted.
+            untrue = books.apply(row for row in rows if kind_of(row.header) is Kind.NAMESPACE)
             _read_labels(store)
+            untrue += books.apply(rows)
+            if untrue:
+                raise StaleIndexError(f"{len(untrue)} of its {len(rows)} rows are damaged")
+            books.doom_bare_labels()
         except Exception as error:
             index.close()
             if isinstance(error, StaleIndexError):
@@ -219,7 +223,6 @@ def _read_labels(store: DiskStore) -> None:
             store.books.doom(shelf.descriptor)
         else:
             shelf.label = label
-    store.books.doom_bare_labels()
 
 
 def read_label(store: DiskStore, record: Record) -> Namespace | None:

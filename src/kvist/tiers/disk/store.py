@@ -302,19 +302,18 @@ class DiskStore:
         if not written:
             return
         self._unsynced = True
-        published: list[tuple[Record, int]] = []
+        published: list[tuple[int, Record, int]] = []
         with self.ledger.changing() as seqs:
             for position, record in written:
                 seq = next(seqs)
                 if self.ledger.index.move(record.slot, record.seq, State.LIVE, seq):
-                    published.append((record, seq))
-                    answers[position] = (Outcome.DONE, "")
+                    published.append((position, record, seq))
                 else:
                     answers[position] = (Outcome.FAILED, "lost_lease")
         with self.lock:
-            for record, seq in published:
-                if record.state is State.WRITING:
-                    self.books.publish(record, seq)
+            for position, record, seq in published:
+                there = record.state is State.WRITING and self.books.publish(record, seq)
+                answers[position] = (Outcome.DONE, "") if there else (Outcome.REFUSED, "no_room")
 
     # ------------------------------------------------------------------ upkeep, the same thread
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
@@ -285,10 +286,10 @@ class DiskTier(Tier):
             return
         record = self._store.hold(item.job.namespace, item.key)
         if record is not None:
-            try:
+            # Only a hint: whatever is wrong shows when it is read.
+            with suppress(OSError, DamageError):
                 self._store.expect(record, item.task.label, item.job.segments)
-            finally:
-                self._store.let_go(record)
+            self._store.let_go(record)
 
     def _read_one(self, item: LoadItem) -> None:
         job, end = item.job, self._queues.end_load

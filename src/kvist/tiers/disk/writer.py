@@ -102,11 +102,9 @@ class Writer:
             self._sweep()
             labels = {put.namespace: self._labels[put.namespace] for put in puts}
             answers = self._store.write(puts, labels)
-        except (sqlite3.Error, OSError) as error:
-            answers = [(Outcome.FAILED, str(error))] * len(puts)
-            self._mend(error)
         except Exception as error:  # noqa: BLE001 - whatever it is: not kept, not the end
             answers = [(Outcome.FAILED, f"{type(error).__name__}: {error}")] * len(puts)
+            self._mend(error)
         self._note_trouble(answers)
         for item, put, (outcome, why) in zip(items, puts, answers, strict=True):
             stored = put.stored_bytes if outcome is Outcome.DONE else 0
@@ -147,7 +145,7 @@ class Writer:
                 self._store.make_durable()
             if settle:
                 self._store.ledger.index.checkpoint()
-        except (sqlite3.Error, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - without this thread nothing is stored any more
             # Tried again at the next tick; what it costs meanwhile is room, or news of others.
             self._mend(error)
             time.sleep(TICK_S)
