@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 
 import pytest
 
@@ -122,6 +123,18 @@ def test_a_miss_is_remembered_for_a_second_and_no_longer(tiers):
     assert reader.hits(A, [key]) == [False]
     now[0] += 1.0
     assert reader.hits(A, [key]) == [True]
+
+
+def test_the_waker_is_called_when_a_lookup_is_answered(tiers):
+    """Whoever got RETRY sleeps until then."""
+    driver = TierDriver(tiers(), A)
+    woken = threading.Event()
+    driver.tier.set_waker(woken.set)
+    (answer,) = driver.tier.lookup(A.digest, [block_key("x")])
+    assert answer.status is LookupStatus.RETRY
+    assert woken.wait(20)
+    (answer,) = driver.tier.lookup(A.digest, [block_key("x")])
+    assert (answer.status, answer.reason) == (LookupStatus.MISS, "absent")
 
 
 @pytest.mark.parametrize("where", ["one server", "cluster"])

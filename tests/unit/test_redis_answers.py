@@ -49,6 +49,13 @@ def test_a_hit_is_remembered_longer_than_a_miss(answers, clock):
     assert (answers.get(b"h"), answers.get(b"m")) == (HIT, None)
 
 
+def test_an_answer_that_came_in_between_is_not_asked_for_again(answers):
+    assert answers.ask(b"x") is None
+    answers.heard(b"x", HIT)
+    assert answers.ask(b"x") == HIT
+    assert answers.wanted() == []
+
+
 def test_what_nobody_asked_for_is_not_heard(answers):
     answers.heard(b"x", HIT)
     assert answers.get(b"x") is None

@@ -23,6 +23,7 @@ import redis
 
 _NUM_SLOTS = 16384
 _START_S = 20.0
+_TRIES = 2
 PROGRAM = "redis-server"
 
 
@@ -78,6 +79,13 @@ class RedisServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> RedisServer:
+        for _ in range(_TRIES):
+            try:
+                self.start()
+                return self
+            except RuntimeError:  # somebody was faster with the port
+                self.kill()
+                self.port = free_port()
         self.start()
         return self
 

@@ -80,38 +80,50 @@ class Answers:
         self._deleted: ShortMemory[bool] = ShortMemory(_REMEMBER, _DELETED_S, clock)
         # Names that a server is to be asked for; the value plays no part.
         self._asked: dict[bytes, None] = {}
+        # Two dicts change together: an answer that has come is not wanted any more.
+        self._lock = threading.Lock()
 
     def get(self, name: bytes) -> Lookup | None:
         """Return what is known, if that is not too old."""
         return self._hits.get(name) or self._misses.get(name)
 
-    def ask(self, name: bytes) -> None:
-        """Note that an answer is wanted."""
-        self._asked[name] = None
+    def ask(self, name: bytes) -> Lookup | None:
+        """Note that an answer is wanted, unless it has just come: then return it."""
+        with self._lock:
+            answer = self.get(name)
+            if answer is None:
+                self._asked[name] = None
+            return answer
 
     def wanted(self) -> list[bytes]:
         """Return the names for which an answer is wanted."""
-        return list(self._asked)
+        with self._lock:
+            return list(self._asked)
 
     def heard(self, name: bytes, answer: Lookup) -> None:
         """Remember what a server said, unless it was stored or deleted here since it was asked."""
-        if self._asked.pop(name, ()) is None:
-            (self._hits if answer.status is LookupStatus.HIT else self._misses).put(name, answer)
+        with self._lock:
+            if name in self._asked:
+                del self._asked[name]
+                hit = answer.status is LookupStatus.HIT
+                (self._hits if hit else self._misses).put(name, answer)
 
     def stored(self, name: bytes, hit: Lookup) -> None:
         """A block was stored from here."""
-        self._misses.forget(name)
-        # Deleted at the same time, it may or may not be there: better ask.
-        if self._deleted.get(name) is None:
-            self._asked.pop(name, None)
-            self._hits.put(name, hit)
+        with self._lock:
+            self._misses.forget(name)
+            # Deleted at the same time, it may or may not be there: better ask.
+            if self._deleted.get(name) is None:
+                self._asked.pop(name, None)
+                self._hits.put(name, hit)
 
     def deleted(self, name: bytes, miss: Lookup) -> bool:
         """A block is about to be deleted from here; say whether it was last heard of as a hit."""
-        self._misses.put(name, miss)
-        self._deleted.put(name, True)
-        self._asked.pop(name, None)
-        return self._hits.forget(name) is not None
+        with self._lock:
+            self._misses.put(name, miss)
+            self._deleted.put(name, True)
+            self._asked.pop(name, None)
+            return self._hits.forget(name) is not None
 
     def gone(self, name: bytes) -> None:
         """A load did not find what was a hit."""

@@ -179,8 +179,7 @@ class RedisTier(Tier):
                 if unreachable or self._is_down(namespace, key):
                     answer = _BREAKER
                 else:
-                    self._answers.ask(name)
-                    answer = _RETRY
+                    answer = self._answers.ask(name) or _RETRY
             answers.append(answer)
         if _RETRY in answers:
             self._talker.wake()
