@@ -196,6 +196,25 @@ def test_touch_and_lock_renew_the_time_to_live(tiers, server):
     assert lives[left] <= 100
 
 
+def test_touching_again_and_again_costs_the_server_nothing(tiers, server):
+    """Hot blocks are touched in every step; a life that was just renewed needs no renewal."""
+    now = [0.0]
+    driver = TierDriver(tiers(ttl_s=1000.0, clock=lambda: now[0]), A)
+    (key,) = chain("x", 1)
+    driver.store(A, [key])
+    client = server.client()
+
+    def renewals():
+        driver.tier.touch(A.digest, [key])
+        assert driver.tier.drain(20)
+        return client.info("commandstats")["cmdstat_pexpire"]["calls"]
+
+    first = renewals()
+    assert [renewals() for _ in range(5)] == [first] * 5
+    now[0] += 100.0
+    assert renewals() > first
+
+
 def test_a_block_whose_time_is_up_is_a_miss(tiers, server):
     now = [0.0]
     driver = TierDriver(tiers(clock=lambda: now[0]), A)
