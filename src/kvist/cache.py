@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from kvist.blocks.block import BlockState
 from kvist.blocks.loading import LoadBooks, LoadingRun
+from kvist.blocks.occupancy import CacheStats, count
 from kvist.blocks.pool import BlockPool
 from kvist.blocks.table import BlockCopy, BlockTable
 from kvist.errors import IntegrityError
@@ -59,24 +60,6 @@ class Allocation:
     fresh: tuple[int, ...]
     copies: tuple[BlockCopy, ...]
     num_blocks_before: int
-
-
-@dataclass(frozen=True, slots=True)
-class CacheStats:
-    """A look at the pool. Blocks shared by several tables count once."""
-
-    num_blocks: int
-    block_size: int
-    num_free_blocks: int
-    num_cached_blocks: int
-    num_used_blocks: int
-    filled_slots: int
-    allocated_slots: int
-
-    @property
-    def usage(self) -> float:
-        """Share of the pool that sequences use now, 0 to 1."""
-        return self.num_used_blocks / self.num_blocks if self.num_blocks else 0.0
 
 
 class KVCacheManager:
@@ -176,8 +159,10 @@ class KVCacheManager:
 
         Notes
         -----
-        When the next token falls into a block that others also use, or that is sealed (after
-        `truncate`), the block is copied first. O(blocks added).
+        When the next token falls into a block that is sealed (after `truncate`), or in which
+        another table holds more than this one, the block is copied first: so of `n` tables over the
+        same tokens the first to write stays, and n - 1 copy. O(blocks added), and O(tables) while
+        a block is shared.
         """
         if match.block_ids and (table.ids or table.num_tokens):
             raise IntegrityError(f"a match can only open an empty table, not {table!r}")
@@ -187,11 +172,12 @@ class KVCacheManager:
         copy_on_write = (
             filled != 0
             and num_tokens > table.num_tokens
-            and not self._is_writable(table.ids[write_index])
+            and not self._may_write(table, write_index)
         )
         missing = max(0, -(-num_tokens // size) - before - len(match.block_ids))
         if not (missing or copy_on_write or match.block_ids):
             # Fifteen decodes of sixteen: the token goes into a block that is there.
+            table.num_reserved = num_tokens
             return Allocation((), (), before)
         if missing + copy_on_write + pool.num_unused(match.block_ids) > pool.num_available:
             return None
@@ -213,6 +199,7 @@ class KVCacheManager:
             table.copies.append((write_index, source))
             copies = (BlockCopy(source, target),)
         table.ids.extend(grown)
+        table.num_reserved = num_tokens
         return Allocation(tuple(fresh), copies, before)
 
     def commit(
@@ -244,6 +231,7 @@ class KVCacheManager:
         size = self.block_size
         if num_tokens < table.num_tokens or num_tokens > len(table.ids) * size:
             raise IntegrityError(f"commit of {num_tokens} tokens does not fit {table!r}")
+        table.num_reserved = 0
         if table.copies:
             self._settle(table)
         if table.num_shared:
@@ -274,6 +262,7 @@ class KVCacheManager:
             self._pool.release((table.ids[index],))
             table.ids[index] = source
         table.copies.clear()
+        table.num_reserved = 0
         keep = max(allocation.num_blocks_before, self.blocks_for(table.num_tokens))
         self._drop_tail(table, keep)
 
@@ -289,12 +278,15 @@ class KVCacheManager:
         table.num_tokens = table.num_sealed * self.block_size
 
     def fork(self, table: BlockTable) -> BlockTable:
-        """Return a second table over the same tokens; whoever writes first copies.
+        """Return a second table over the same tokens; whoever writes first need not copy.
 
         REQUIRES no reservation in flight. O(blocks).
         """
-        if table.copies:
-            raise IntegrityError(f"fork of {table!r} while a copy is in flight")
+        if table.num_reserved > table.num_tokens:
+            raise IntegrityError(
+                f"fork of {table!r} while {table.num_reserved} tokens are reserved; commit or"
+                " cancel them first"
+            )
         other = self.open_table()
         other.ids = table.ids[: self.blocks_for(table.num_tokens)]
         other.num_tokens = table.num_tokens
@@ -309,6 +301,7 @@ class KVCacheManager:
         self._settle(table)
         self._drop_tail(table, self.blocks_for(num_tokens))
         table.num_tokens = num_tokens
+        table.num_reserved = 0
         table.num_sealed = min(table.num_sealed, num_tokens // self.block_size)
 
     def release(self, table: BlockTable) -> None:
@@ -332,28 +325,7 @@ class KVCacheManager:
 
     def stats(self) -> CacheStats:
         """Count blocks and slots. O(tables + blocks that are not full)."""
-        pool, size = self._pool, self.block_size
-        fill: dict[int, int] = {}
-        for table in self._tables:
-            for index in range(table.num_tokens // size, len(table.ids)):
-                block_id = table.ids[index]
-                filled = min(size, max(0, table.num_tokens - index * size))
-                if pool.blocks[block_id].state is BlockState.SEALED:
-                    filled = size  # a truncated table, over a block that others hold whole
-                fill[block_id] = max(fill.get(block_id, 0), filled)
-        for block_id in self.loading.references():
-            if pool.blocks[block_id].state is BlockState.LOADING:
-                fill[block_id] = 0
-        used = pool.num_used
-        return CacheStats(
-            num_blocks=pool.num_blocks,
-            block_size=size,
-            num_free_blocks=pool.num_free,
-            num_cached_blocks=pool.num_cached,
-            num_used_blocks=used,
-            filled_slots=(used - len(fill)) * size + sum(fill.values()),
-            allocated_slots=used * size,
-        )
+        return count(self._pool, self.block_size, self._tables, self.loading.references())
 
     def check(self) -> None:
         """Raise `IntegrityError` unless books and tables agree. O(blocks): for tests, and idle."""
@@ -361,14 +333,25 @@ class KVCacheManager:
         for table in self._tables:
             references.update(table.ids)
             references.update(source for _, source in table.copies)
-            self._check_table(table)
+            table.check(self.block_size, self._pool.blocks)
         self._pool.check(references)
 
     # ------------------------------------------------------------------ inside
 
-    def _is_writable(self, block_id: int) -> bool:
-        block = self._pool.blocks[block_id]
-        return block.state == BlockState.OPEN and block.refs == 1
+    def _may_write(self, table: BlockTable, index: int) -> bool:
+        """Whether a table's next token may go into its ``index``-th block as it stands.
+
+        It may where nobody has, or may get in this step, anything behind the table's own tokens:
+        others that share the block read no further than their own, and copy it when they write.
+        """
+        block = self._pool.blocks[table.ids[index]]
+        if block.state is not BlockState.OPEN:
+            return False
+        return block.refs == 1 or not any(
+            other.holds_beyond(table.num_tokens, index, block.block_id)
+            for other in self._tables
+            if other is not table
+        )
 
     def _settle(self, table: BlockTable) -> None:
         """Copies of the last reservation are done: their sources are no longer needed."""
@@ -388,12 +371,3 @@ class KVCacheManager:
         self, block_id: int, key: BlockKey, parent: BlockKey, depth: int, tokens: tuple[int, ...]
     ) -> None:
         self._events.emit(BlockStored(block_id, key, parent, depth, tokens))
-
-    def _check_table(self, table: BlockTable) -> None:
-        table.check(self.block_size)
-        for index, block_id in enumerate(table.ids):
-            state = self._pool.blocks[block_id].state
-            if state in (BlockState.FREE, BlockState.CACHED, BlockState.LOADING):
-                raise IntegrityError(f"{table!r} uses {self._pool.blocks[block_id]!r}")
-            if index > table.num_tokens // self.block_size and state != BlockState.OPEN:
-                raise IntegrityError(f"{table!r} reserved {self._pool.blocks[block_id]!r}")

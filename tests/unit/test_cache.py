@@ -9,7 +9,7 @@ import pytest
 
 from kvist.blocks.block import BlockState
 from kvist.blocks.table import BlockCopy, BlockTable
-from kvist.cache import NO_MATCH, KVCacheManager, PrefixMatch
+from kvist.cache import NO_MATCH, Allocation, KVCacheManager, PrefixMatch
 from kvist.errors import IntegrityError
 from kvist.events import BlockEvicted, BlocksShared, BlockStored, EventLog
 from kvist.keys import HashChain, RootKey, lane_key
@@ -202,36 +202,81 @@ def test_each_block_is_hashed_and_sealed_once_however_often_commit_is_called():
 # ---------------------------------------------------------------------------- fork, copy on write
 
 
-def test_a_fork_takes_no_room_and_the_first_to_write_copies():
+def test_a_fork_takes_no_room_and_the_first_to_write_stays():
     cache, _ = open_cache()
     parent = filled(cache, list(range(6)))
     child = cache.fork(parent)
     assert cache.num_used_blocks == 2
+    shared = parent.ids[1]
     allocation = cache.allocate(parent, 7)
     assert allocation is not None
-    assert allocation.copies == (BlockCopy(child.ids[1], parent.ids[1]),)
-    assert parent.ids[0] == child.ids[0]
+    assert allocation.copies == ()
     cache.commit(parent, 7, list(range(7)), None)
     later = cache.allocate(child, 7)
     assert later is not None
-    assert later.copies == (), "the child is alone in its block now"
+    assert later.copies == (BlockCopy(shared, child.ids[1]),), "the parent has a seventh token"
+    assert parent.ids[0] == child.ids[0]
+    cache.commit(child, 7, list(range(7)), None)
+    for table in (parent, child):
+        assert cache.allocate(table, 8) == Allocation((), (), 2), "each is alone now"
     cache.check()
 
 
-def test_both_write_in_one_step_both_copy_and_the_source_goes_free():
+@pytest.mark.parametrize("num_tables", [2, 3, 5])
+@pytest.mark.parametrize("writes_first", ["parent", "child"])
+def test_of_n_that_write_in_one_step_all_but_one_copy(num_tables: int, writes_first: str):
     cache, _ = open_cache()
     parent = filled(cache, list(range(6)))
     source = parent.ids[1]
-    child = cache.fork(parent)
-    for table in (parent, child):
+    tables = [parent, *(cache.fork(parent) for _ in range(num_tables - 1))]
+    if writes_first == "child":
+        tables.reverse()
+    copies = []
+    for table in tables:
         allocation = cache.allocate(table, 7)
         assert allocation is not None
-        assert allocation.copies[0].source == source
+        copies += allocation.copies
+    assert [copy.source for copy in copies] == [source] * (num_tables - 1)
+    assert [copy.target for copy in copies] == [table.ids[1] for table in tables[1:]]
     cache.check()
-    assert cache.num_used_blocks == 4
-    for table in (parent, child):
+    for table in tables:
         cache.commit(table, 7, list(range(7)), None)
-    assert cache.num_used_blocks == 3
+    assert cache.num_used_blocks == 1 + num_tables
+    cache.check()
+
+
+@pytest.mark.parametrize("writes_first", ["parent", "child"])
+def test_who_would_write_over_another_copies_even_where_that_one_copies_too(writes_first: str):
+    """A child that lacks the last token: should the parent's step fail, it reads that one again."""
+    cache, _ = open_cache()
+    parent = filled(cache, list(range(7)))
+    child = cache.fork(parent)
+    cache.truncate(child, 6)
+    order = (parent, child) if writes_first == "parent" else (child, parent)
+    made = {table: cache.allocate(table, table.num_tokens + 1) for table in order}
+    assert made[parent] == Allocation((), (), 2)
+    copied = made[child]
+    assert copied is not None
+    assert copied.copies == (BlockCopy(parent.ids[1], child.ids[1]),)
+
+
+def test_what_a_copier_would_get_back_is_not_written_over():
+    """The shorter of two is not asked before the copy of the longer one is recorded."""
+    cache, _ = open_cache()
+    longest = filled(cache, list(range(6)))
+    longer, shorter = cache.fork(longest), cache.fork(longest)
+    cache.truncate(shorter, 5)
+    assert cache.allocate(longest, 7) is not None
+    allocation = cache.allocate(longer, 7)
+    assert allocation is not None
+    assert len(allocation.copies) == 1
+    cache.release(longest)
+    in_flight = cache.allocate(shorter, 6)
+    assert in_flight is not None
+    assert len(in_flight.copies) == 1, "`longer` would find the sixth token overwritten"
+    cache.cancel(shorter, in_flight)
+    cache.commit(longer, 7, list(range(7)), None)
+    assert cache.allocate(shorter, 6) == Allocation((), (), 2)
     cache.check()
 
 
@@ -256,19 +301,23 @@ def test_a_fork_does_not_share_blocks_that_are_reserved_and_empty():
 def test_a_copy_needs_room_and_is_refused_without():
     cache, _ = open_cache(num_blocks=2)
     parent = filled(cache, list(range(6)))
-    cache.fork(parent)
-    before = parent.ids.tobytes()
-    assert cache.allocate(parent, 7) is None
-    assert parent.ids.tobytes() == before
+    child = cache.fork(parent)
+    assert cache.allocate(parent, 7) is not None
+    before = child.ids.tobytes()
+    assert cache.allocate(child, 7) is None
+    assert child.ids.tobytes() == before
 
 
-def test_no_fork_while_a_copy_is_in_flight():
+def test_no_fork_while_a_reservation_is_in_flight():
+    """Both would write behind the same tokens, and neither know of the other."""
     cache, _ = open_cache()
     parent = filled(cache, list(range(6)))
-    cache.fork(parent)
-    cache.allocate(parent, 7)
-    with pytest.raises(IntegrityError, match="copy is in flight"):
+    allocation = cache.allocate(parent, 7)
+    assert allocation is not None
+    with pytest.raises(IntegrityError, match="7 tokens are reserved"):
         cache.fork(parent)
+    cache.cancel(parent, allocation)
+    cache.fork(parent)
 
 
 # ------------------------------------------------------------------------------ cancel, truncate
@@ -277,13 +326,15 @@ def test_no_fork_while_a_copy_is_in_flight():
 def test_cancel_gives_back_new_blocks_and_takes_the_copy_back():
     cache, _ = open_cache()
     parent = filled(cache, list(range(6)))
-    cache.fork(parent)
-    before = (parent.ids.tobytes(), repr(cache.stats()))
-    allocation = cache.allocate(parent, 12)
+    child = cache.fork(parent)
+    assert cache.allocate(parent, 7) is not None
+    before = (child.ids.tobytes(), repr(cache.stats()))
+    allocation = cache.allocate(child, 12)
     assert allocation is not None
     assert len(allocation.fresh) == 2
-    cache.cancel(parent, allocation)
-    assert (parent.ids.tobytes(), repr(cache.stats())) == before
+    assert len(allocation.copies) == 1
+    cache.cancel(child, allocation)
+    assert (child.ids.tobytes(), repr(cache.stats())) == before
     cache.check()
 
 

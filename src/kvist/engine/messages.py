@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kvist.cache import CacheStats
+from kvist.blocks.occupancy import CacheStats
 from kvist.config import EngineConfig
 from kvist.engine.bill import MemoryUse, StartupBill
 from kvist.engine.sequence import EngineRequest

@@ -37,12 +37,15 @@ class Holder:
     ----------
     lane : str
         Salt. ``"hidden"`` has no chain: its blocks are never to be found.
+    promised : int
+        Tokens up to which it may write in the step that is in flight.
     """
 
     table: BlockTable
     chain: HashChain | None
     lane: str
     tokens: list[int] = field(default_factory=list)
+    promised: int = 0
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -87,7 +90,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     def _used(self) -> set[int]:
         """Blocks that anybody refers to."""
-        return {block_id for h in self.holders for block_id in h.table.ids}
+        tables = [h.table for h in self.holders]
+        sources = {source for table in tables for _, source in table.copies}
+        return sources.union(*(table.ids for table in tables))
 
     # ------------------------------------------------------------------ rules
 
@@ -159,6 +164,50 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.cancel(table, allocation)
         after = (self.cache.num_available_blocks, table.ids.tobytes(), table.num_sealed)
         assert after == before
+
+    @precondition(_has_holders)
+    @rule(
+        order=st.permutations(range(6)),
+        tokens=st.lists(
+            st.lists(st.integers(0, 1), min_size=1, max_size=5), min_size=6, max_size=6
+        ),
+        ends=st.one_of(
+            st.just(("commit",) * 6),
+            st.just(("cancel",) * 6),
+            st.lists(st.sampled_from(("commit", "cancel", "release")), min_size=6, max_size=6),
+        ),
+        written=st.booleans(),
+    )
+    def step(
+        self, order: list[int], tokens: list[list[int]], ends: list[str], written: bool
+    ) -> None:
+        """Several reserve before any writes; then each is recorded, taken back, or goes away."""
+        flight = []
+        for n in order:
+            if n < len(self.holders):
+                holder = self.holders[n]
+                end = len(holder.tokens) + len(tokens[n])
+                allocation = self._allocate(holder, end)
+                if allocation is not None:
+                    holder.promised = end
+                    flight.append((holder, allocation, tokens[n], ends[n]))
+        self.cache.check()
+        written = written or "commit" in ends
+        for _, allocation, _, _ in flight:
+            if written:
+                self._copy(allocation)
+        for holder, _, new, end_ in flight:
+            if written:
+                self._fill(holder, new if end_ == "commit" else [9] * len(new))
+        for holder, allocation, new, end_ in flight:
+            holder.promised = 0
+            if end_ == "commit":
+                self._record(holder, new)
+            elif end_ == "cancel":
+                self.cache.cancel(holder.table, allocation)
+            else:
+                self._let_go(holder)
+            self.cache.check()
 
     @precondition(lambda self: 0 < len(self.holders) < 6)
     @rule(n=st.integers(0, 5))
@@ -263,21 +312,36 @@ class CacheMachine(RuleBasedStateMachine):
             self.memory.pop((block_id, slot), None)
 
     def _must_copy(self, holder: Holder, num_tokens: int) -> bool:
-        """Whether the next token falls into a block that others hold, or can find."""
+        """Whether the next token falls where others hold one, or will, or into what is findable."""
         tokens, size = holder.table.num_tokens, self.cache.block_size
         if num_tokens <= tokens or tokens % size == 0:
             return False
-        block_id = holder.table.ids[tokens // size]
-        shared = sum(block_id in h.table.ids for h in self.holders) > 1
-        return shared or block_id in self.findable.values()
+        index = tokens // size
+        block_id = holder.table.ids[index]
+        if block_id in self.findable.values():
+            return True
+        for other in self.holders:
+            if other is holder:
+                continue
+            if block_id in other.table.ids and max(len(other.tokens), other.promised) > tokens:
+                return True
+            if (index, block_id) in other.table.copies and len(other.tokens) > tokens:
+                return True  # should its step fail, it reads that block again
+        return False
 
     def _do(self, holder: Holder, allocation: Allocation, tokens: list[int]) -> None:
         """What a runner does: the copies, then the new slots."""
+        self._copy(allocation)
+        self._fill(holder, tokens)
+
+    def _copy(self, allocation: Allocation) -> None:
         for copy in allocation.copies:
             for slot in range(self.cache.block_size):
                 word = self.memory.get((copy.source, slot))
                 if word is not None:
                     self.memory[copy.target, slot] = word
+
+    def _fill(self, holder: Holder, tokens: list[int]) -> None:
         known = list(holder.tokens)
         for token in tokens:
             known.append(token)
@@ -286,6 +350,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     def _write(self, holder: Holder, allocation: Allocation, tokens: list[int]) -> None:
         self._do(holder, allocation, tokens)
+        self._record(holder, tokens)
+
+    def _record(self, holder: Holder, tokens: list[int]) -> None:
         holder.tokens.extend(tokens)
         full = self.cache.commit(holder.table, len(holder.tokens), holder.tokens, holder.chain)
         assert full == len(holder.tokens) // self.cache.block_size
