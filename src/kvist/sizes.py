@@ -8,6 +8,7 @@ from kvist.errors import ConfigError
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_BINARY = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 _SIZE = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([KMGT]?)(i?)(B?)\s*$", re.IGNORECASE)
 
 
@@ -30,9 +31,18 @@ def parse_size(text: str | int, option: str = "size") -> int:
     return int(float(number) * factor)
 
 
+def option_size(nbytes: int) -> str:
+    """Write a size as options take it, rounded up: ``3.21GiB`` holds what was asked for."""
+    for unit, factor in _BINARY:
+        if nbytes >= factor:
+            hundredths = -(-100 * nbytes // factor)
+            return f"{hundredths / 100:.2f}".rstrip("0").rstrip(".") + unit
+    return str(nbytes)
+
+
 def format_size(nbytes: float) -> str:
     """Write a size for people: ``1.50 GiB``, ``360 KiB``, ``12 B``."""
-    for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+    for unit, factor in _BINARY:
         if abs(nbytes) >= factor:
             value = nbytes / factor
             return f"{value:.0f} {unit}" if value == int(value) else f"{value:.2f} {unit}"

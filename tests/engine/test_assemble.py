@@ -12,8 +12,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from kvist import LLM
+from kvist.config import EngineConfig
+from kvist.engine import assemble
 from kvist.errors import ConfigError, KvistError, ModelError, RequestError
-from kvist.spec import KVSpec
+from kvist.sizes import parse_size
+from kvist.spec import BlockLayout, KVSpec
 from kvist.testing.parity import WatchedEngine, greedy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -39,16 +42,40 @@ def test_a_context_that_the_pool_can_never_hold(folder):
     assert "max_model_len=1024 needs 64 blocks" in message
     assert "the pool has 10" in message
     assert "block_size=16" in message
-    raised = re.search(r"--kv-cache-memory-bytes to (\d+)", message)
+    raised = re.search(r"raise --kv-cache-memory-bytes to (\d+KiB) or", message)
     lowered = re.search(r"--max-model-len to (\d+)", message)
     # What the message says to do, works, and nothing less does.
-    open_llm(folder, max_model_len=1_024, kv_cache_memory_bytes=int(raised[1]))
+    open_llm(folder, max_model_len=1_024, kv_cache_memory_bytes=raised[1])
     with pytest.raises(ConfigError):
-        open_llm(folder, max_model_len=1_024, kv_cache_memory_bytes=int(raised[1]) - 1)
+        open_llm(folder, max_model_len=1_024, kv_cache_memory_bytes=parse_size(raised[1]) - 1)
     ok = {"kv_cache_memory_bytes": 10 * BLOCK_BYTES + 5}
     open_llm(folder, max_model_len=int(lowered[1]), **ok)
     with pytest.raises(ConfigError):
         open_llm(folder, max_model_len=int(lowered[1]) + 1, **ok)
+
+
+@pytest.mark.parametrize(
+    ("free", "says", "not_said"),
+    [
+        (300 << 20, "raise --kv-cache-memory-bytes to 257MiB$", "--max-model-len to"),
+        # To raise it to more than there is would only be refused in its turn.
+        (200 << 20, "free memory there, or choose a smaller model", "raise --kv-cache"),
+    ],
+)
+def test_a_pool_without_a_single_block_is_not_to_be_lowered_to(monkeypatch, free, says, not_said):
+    layout = BlockLayout(
+        num_layers=1, num_kv_heads=1, key_dim=8192, value_dim=8192, block_size=16, itemsize=4
+    )
+    monkeypatch.setattr(assemble, "available_bytes", lambda device: free)
+    with pytest.raises(ConfigError, match=says) as caught:
+        assemble._num_blocks(
+            EngineConfig(model="none", kv_cache_memory_bytes=100_000),
+            layout,
+            4_097,  # 257 blocks of 1 MiB
+            torch.device("cpu"),
+            0,
+        )
+    assert not_said not in str(caught.value)
 
 
 def test_a_pool_that_just_holds_the_longest_request_serves_it(folder):

@@ -9,7 +9,7 @@ import pytest
 
 from kvist.config import EngineConfig, KVAllocation
 from kvist.errors import ConfigError
-from kvist.sizes import format_size, parse_size
+from kvist.sizes import format_size, option_size, parse_size
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,23 @@ def test_what_is_no_size_is_refused_by_name(text: str):
 )
 def test_sizes_for_people(nbytes: int, text: str):
     assert format_size(nbytes) == text
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0"),
+        (1023, "1023"),
+        (3 << 29, "1.5GiB"),
+        ((3 << 30) + 1, "3.01GiB"),
+        (257 << 20, "257MiB"),
+        ((1 << 30) - 1, "1024MiB"),
+        (1 << 40, "1TiB"),
+    ],
+)
+def test_a_size_for_an_option_is_short_and_holds_what_was_asked_for(nbytes: int, text: str):
+    assert option_size(nbytes) == text
+    assert nbytes <= parse_size(text) <= nbytes * 1.01
 
 
 @pytest.fixture

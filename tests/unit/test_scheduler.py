@@ -316,6 +316,8 @@ def test_reserve_takes_room_for_the_maximum_and_never_preempts():
 def test_a_pool_for_less_than_one_request_is_refused_with_numbers():
     with pytest.raises(CapacityError, match=r"max_model_len=33 needs 9 blocks.*has 8.*to 32"):
         rig_of(num_blocks=8, max_model_len=33)
+    with pytest.raises(CapacityError, match=r"has 0 .*raise --kv-cache-memory-bytes$"):
+        rig_of(num_blocks=0, max_model_len=33)
 
 
 def test_one_request_may_fill_the_whole_pool():

@@ -38,7 +38,7 @@ from kvist.formats.registry import resolve_format
 from kvist.kernels.dispatch import KernelSet, select
 from kvist.keys import RootFields, RootKey, root_key
 from kvist.process import proportional_bytes
-from kvist.sizes import format_size
+from kvist.sizes import format_size, option_size, parse_size
 from kvist.spec import BlockLayout, KVSpec, LayerGroup, LayerKind
 from kvist.tiers.base import Tier
 from kvist.tiers.device import DevicePool
@@ -307,13 +307,17 @@ def _num_blocks(
         source = "half of the memory left after weights and workspace"
     num_blocks = max(0, budget) // layout.block_bytes
     if num_blocks < blocks_a_request:
-        need = blocks_a_request * layout.block_bytes
-        fits = num_blocks * layout.block_size
+        need, fits = blocks_a_request * layout.block_bytes, num_blocks * layout.block_size
+        raised = option_size(need)
+        ways = [
+            *([f"raise --kv-cache-memory-bytes to {raised}"] if parse_size(raised) <= free else []),
+            *([f"lower --max-model-len to {fits}"] if fits else []),
+        ] or ["free memory there, or choose a smaller model, --dtype or --max-num-batched-tokens"]
         raise ConfigError(
             f"max_model_len={max_model_len} needs {blocks_a_request} blocks ({format_size(need)}),"
             f" the pool has {num_blocks} ({format_size(max(0, budget))}, {source};"
-            f" block_size={layout.block_size}). Raise --kv-cache-memory-bytes to {need} or lower"
-            f" --max-model-len to {fits}"
+            f" block_size={layout.block_size}). {format_size(max(0, free))} are left on {device}"
+            f" after weights and workspace: {' or '.join(ways)}"
         )
     return num_blocks
 

@@ -30,10 +30,11 @@ class Room:
     def __init__(self, config: SchedulerConfig, cache: KVCacheManager) -> None:
         needed, there = cache.blocks_for(config.max_model_len), cache.num_blocks
         if needed > there:
+            lower = f" or lower --max-model-len to {there * cache.block_size}" if there else ""
             raise CapacityError(
                 f"one request of max_model_len={config.max_model_len} needs {needed} blocks, the"
                 f" pool has {there} (block_size={cache.block_size}); raise --kv-cache-memory-bytes"
-                f" or lower --max-model-len to {there * cache.block_size}"
+                f"{lower}"
             )
         self._cache = cache
         reserves = config.kv_allocation is KVAllocation.RESERVE
