@@ -127,7 +127,8 @@ class Index:
         )
         try:
             self._prepare(num_extents, slab_id, boot_id)
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            # SQLite quotes what it cannot read, and that need not be text.
             self._db.close()
             raise StaleIndexError(str(error)) from error
         except BaseException:
@@ -262,6 +263,8 @@ class Index:
 
 def is_damage(error: Exception) -> bool:
     """Whether the index itself is at fault, and not who else uses it or the room on the device."""
+    if isinstance(error, UnicodeDecodeError):
+        return True
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
