@@ -23,6 +23,7 @@ from kvist.commands.doctor import doctor
 from kvist.commands.inspect import inspect
 from kvist.commands.plan import plan
 from kvist.commands.terminal import DEFAULT_MODEL, MODEL_HELP, err, out, plain_errors
+from kvist.commands.warm import warm
 from kvist.config import EngineConfig, ServerConfig
 from kvist.errors import KvistError
 from kvist.flags import with_engine_options, with_server_options
@@ -46,6 +47,7 @@ app.add_typer(bench_app, name="bench")
 app.command()(plan)
 app.command()(doctor)
 app.command()(inspect)
+app.command()(warm)
 
 
 def _version(show: bool) -> None:

@@ -20,6 +20,7 @@ from kvist.engine.attention import NAME, register
 from kvist.engine.bill import MemoryUse, StartupBill
 from kvist.engine.books import open_books
 from kvist.engine.engine import Engine
+from kvist.engine.event_file import EventFile
 from kvist.engine.grammar_compiler import GrammarCompiler
 from kvist.engine.memory import available_bytes
 from kvist.engine.notes import preset_remarks, utilization_remark
@@ -58,6 +59,7 @@ class OpenEngine:
     source : ModelSource
     max_model_len : int
     bill : StartupBill
+    event_file : EventFile or None
     """
 
     engine: Engine
@@ -66,6 +68,7 @@ class OpenEngine:
     source: ModelSource
     max_model_len: int
     bill: StartupBill
+    event_file: EventFile | None = None
 
     def memory(self) -> MemoryUse:
         """Look at what the process holds now. Reads ``/proc``: a few milliseconds."""
@@ -89,6 +92,8 @@ class OpenEngine:
         loads = self.engine.scheduler.loads
         if loads is not None:
             loads.close(timeout_s)
+        if self.event_file is not None:
+            self.event_file.flush()
 
 
 def open_engine(config: EngineConfig) -> OpenEngine:
@@ -206,7 +211,7 @@ def _open(config: EngineConfig, tiers: list[Tier], process_bytes: int) -> OpenEn
             *(note for tier in tiers for note in getattr(tier, "notes", ())),
         ),
     )
-    return OpenEngine(engine, runner, pool, source, max_model_len, bill)
+    return OpenEngine(engine, runner, pool, source, max_model_len, bill, books.event_file)
 
 
 def _max_model_len(config: EngineConfig, spec: KVSpec) -> int:

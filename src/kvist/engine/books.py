@@ -30,11 +30,14 @@ class Books:
     cache : KVCacheManager
     events : EventLog
     max_model_len : int
+    event_file : EventFile or None
+        Where the events are written.
     """
 
     cache: KVCacheManager
     events: EventLog
     max_model_len: int
+    event_file: EventFile | None = None
 
     def open_engine(
         self,
@@ -75,8 +78,9 @@ class Books:
 def open_books(config: EngineConfig, num_blocks: int, max_model_len: int) -> Books:
     """Open a cache of `num_blocks` blocks and the log of its events."""
     events = EventLog()
-    if config.event_log is not None:
-        events.subscribe(EventFile(Path(config.event_log)))
+    event_file = EventFile(Path(config.event_log)) if config.event_log is not None else None
+    if event_file is not None:
+        events.subscribe(event_file)
     cache = open_cache(
         CacheConfig(
             num_blocks=num_blocks,
@@ -87,4 +91,4 @@ def open_books(config: EngineConfig, num_blocks: int, max_model_len: int) -> Boo
         ),
         events,
     )
-    return Books(cache, events, max_model_len)
+    return Books(cache, events, max_model_len, event_file)

@@ -4,8 +4,9 @@ Owns the form of a line and the size of the file. Knows every event by its field
 new one needs nothing here. Threads: step thread only.
 
 A line is ``{"t": seconds since 1970, "event": name, ...}``. Keys are shortened hex, and token ids
-are left out: what people wrote does not belong in a log. The file is flushed every second, and at
-once when something went wrong; at `MAX_BYTES` it becomes ``FILE.1``, and what was that is lost.
+are left out: what people wrote does not belong in a log. Lines are written once a second while
+steps are run, sooner after the end of a request, and at once when something went wrong; at
+`MAX_BYTES` the file becomes ``FILE.1``, and what was that is lost.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from kvist.events import (
     DemotionFailed,
     Event,
     LoadFailed,
+    RequestFinished,
     StepDone,
     StepFailed,
     TierSuspended,
@@ -31,6 +33,7 @@ from kvist.events import (
 
 MAX_BYTES = 64 << 20
 FLUSH_S = 1.0
+SOON_S = 0.05
 _URGENT = (LoadFailed, DemotionFailed, TierSuspended, StepFailed)
 _LEFT_OUT = ("token_ids",)
 
@@ -62,6 +65,7 @@ class EventFile:
         self._clock = clock
         self._lines: list[str] = []
         self._flushed_s = clock()
+        self._patience_s = FLUSH_S
         try:
             self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             self._size = os.fstat(self._fd).st_size
@@ -78,8 +82,10 @@ class EventFile:
             if field.name not in _LEFT_OUT:
                 line[field.name] = _plain(getattr(event, field.name))
         self._lines.append(json.dumps(line, separators=(",", ":")))
+        if isinstance(event, RequestFinished):
+            self._patience_s = SOON_S
         if isinstance(event, _URGENT) or (
-            isinstance(event, StepDone) and now - self._flushed_s >= FLUSH_S
+            isinstance(event, StepDone) and now - self._flushed_s >= self._patience_s
         ):
             self.flush()
 
@@ -90,6 +96,7 @@ class EventFile:
         data = ("\n".join(self._lines) + "\n").encode()
         self._lines.clear()
         self._flushed_s = self._clock()
+        self._patience_s = FLUSH_S
         try:
             if self._size and self._size + len(data) > self._max_bytes:
                 self._turn_over()

@@ -20,6 +20,7 @@ from kvist.engine.bill import MemoryUse, StartupBill
 from kvist.engine.sequence import EngineRequest
 from kvist.engine.step import Update
 from kvist.engine.telemetry import TelemetryCounts
+from kvist.engine.tier_counts import TierNumbers
 
 PROTOCOL = 5
 """Raised with every change to what follows. Both ends must have the same."""
@@ -141,6 +142,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
         Known tokens of the waiting sequences.
     num_used_blocks, num_blocks : int
         Of the pool; as in `cache`.
+    tiers : tuple of TierNumbers
+        Below the device.
     """
 
     num_running: int
@@ -154,6 +157,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     memory: MemoryUse
     counts: TelemetryCounts
     bill: StartupBill
+    tiers: tuple[TierNumbers, ...] = ()
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True):

@@ -21,6 +21,7 @@ from kvist.events import (
     BlockStored,
     Event,
     EventLog,
+    PrefixLoaded,
     RequestAdded,
     RequestExpired,
     RequestFinished,
@@ -160,6 +161,7 @@ class Telemetry:
         self._handlers: dict[type, Callable[[Event], None]] = {
             RequestAdded: self._on_added,
             RequestScheduled: self._on_scheduled,
+            PrefixLoaded: self._on_loaded,
             RequestRejected: self._on_rejected,
             RequestFinished: self._on_finished,
             StepDone: self._on_step,
@@ -185,6 +187,9 @@ class Telemetry:
             "prompt_cached",
             "recomputed",
             "generated",
+            "cached_host",
+            "cached_disk",
+            "cached_remote",
         ):
             counters[name] = self._counters[name]
         return TelemetryCounts(
@@ -220,6 +225,17 @@ class Telemetry:
         life = self._lives[event.request_id]
         life.scheduled_s = self._clock()
         self._observe("request_queue_time_seconds", life.scheduled_s - life.arrived_s)
+
+    def _on_loaded(self, event: Event) -> None:
+        assert isinstance(event, PrefixLoaded)
+        self._counters["prompt_cached"] += event.num_reused_tokens
+        # What was had before, and given up, is no reuse: it stands at the front.
+        skip = event.num_tokens - event.num_reused_tokens
+        for medium, tokens in event.sources:
+            self._counters[f"cached_{medium}"] += max(0, tokens - skip)
+            skip = max(0, skip - tokens)
+        if not event.resumed:
+            self._counters["prefix_hits"] += event.num_tokens
 
     def _on_finished(self, event: Event) -> None:
         assert isinstance(event, RequestFinished)

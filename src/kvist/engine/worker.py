@@ -60,6 +60,7 @@ from kvist.engine.messages import (
 from kvist.engine.sequence import EngineRequest
 from kvist.engine.step import Update
 from kvist.engine.telemetry import Telemetry
+from kvist.engine.tier_counts import TierCounts
 from kvist.errors import ConfigError, EngineDeadError, KvistError, RequestError
 
 GLANCE_MS = 500
@@ -138,6 +139,7 @@ class Worker:
         self._opened = opened
         self._engine = opened.engine
         self._telemetry = Telemetry(opened.engine.events, opened.max_model_len)
+        self._tier_counts = TierCounts(opened.engine.events)
         self._link = link
         self._stopping = False
         self._finishing = False
@@ -197,6 +199,8 @@ class Worker:
     def _stats(self) -> Stats:
         scheduler = self._engine.scheduler
         cache = scheduler.cache.stats()
+        loads = scheduler.loads
+        tiers = self._tier_counts.numbers(loads.tiers.states()) if loads is not None else ()
         return Stats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
@@ -209,6 +213,7 @@ class Worker:
             memory=self._opened.memory(),
             counts=self._telemetry.counts(),
             bill=self._opened.bill,
+            tiers=tiers,
         )
 
 

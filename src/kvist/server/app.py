@@ -32,6 +32,7 @@ from kvist.server.inflight import Client
 from kvist.server.metrics import add_metric_routes
 from kvist.server.middleware import BearerAuth, BodyLimit, QuietEnd
 from kvist.server.overflow import Window
+from kvist.server.prefetch import PrefetchRequest, answer_prefetch
 from kvist.server.schema import Detokenized, ErrorResponse, ModelEntry, ModelList, Tokens, Version
 from kvist.server.service import Service
 from kvist.server.text import TextThread
@@ -173,6 +174,10 @@ def _add_routes_of_the_model(app: FastAPI, service: Service, model_root: str) ->
         return entry
 
     refused = _errors(400, 413, 503, 504)
+
+    @app.post("/v1/kv/prefetch", response_model=None, responses={**refused, **_errors(404)})
+    async def prefetch(body: PrefetchRequest, request: Request) -> Response:
+        return await answer_prefetch(service, body, request)
 
     @app.post("/v1/chat/completions", response_model=None, responses={**refused, **_errors(404)})
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:

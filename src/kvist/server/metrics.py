@@ -26,6 +26,7 @@ from prometheus_client.utils import floatToGoString
 from kvist.engine.messages import Stats
 from kvist.engine.telemetry import HistogramCounts
 from kvist.process import proportional_bytes
+from kvist.server.tier_metrics import cached_by_source, describe_tier, tier_families
 
 FRESH_S = 0.5
 """So old may an answer be without the engine being asked again."""
@@ -137,6 +138,7 @@ class StatsCollector:
         """Yield every family."""
         yield from self._gauges()
         yield from self._counters()
+        yield from tier_families(self._stats.tiers, self._model_name)
         for name, text in _HISTOGRAMS.items():
             yield self._histogram(name, text, self._stats.counts.histograms[name])
 
@@ -191,6 +193,14 @@ class StatsCollector:
             "kvist:prompt_tokens_by_source", text, labels=["model_name", "source"]
         )
         for source, amount in sources.items():
+            family.add_metric([self._model_name, source], amount)
+        yield family
+        family = CounterMetricFamily(
+            "kvist:prompt_tokens_cached_by_source",
+            "Prompt tokens that were not computed, by where they came from.",
+            labels=["model_name", "source"],
+        )
+        for source, amount in cached_by_source(counters).items():
             family.add_metric([self._model_name, source], amount)
         yield family
         finished = finished_by_reason(self._stats)
@@ -306,6 +316,8 @@ def describe(
             "hit_rate": hits / queried if queried else 0.0,
         },
         "tokens": {**tokens_by_source(stats), "generated": counts.counters["generated"]},
+        "cached_tokens_by_source": cached_by_source(counts.counters),
+        "tiers": [describe_tier(tier) for tier in stats.tiers],
         "blocks": {
             "stored": counts.counters["stored_blocks"],
             "evicted": counts.counters["evicted_blocks"],
@@ -327,7 +339,7 @@ def describe(
 
 
 def add_metric_routes(app: FastAPI, source: StatsSource, model_name: str) -> None:
-    """Add ``GET /metrics`` and ``GET /v1/kv/stats``."""
+    """Add ``GET /metrics``, ``GET /v1/kv/stats`` and ``GET /v1/kv/tiers``."""
     live = LiveStats(source)
 
     @app.get("/metrics", response_model=None)
@@ -337,6 +349,12 @@ def add_metric_routes(app: FastAPI, source: StatsSource, model_name: str) -> Non
         registry.register(StatsCollector(stats, age_s, model_name, source.num_turned_away))
         # Whatever is accepted: in OpenMetrics the library turns the colon into an underscore.
         return Response(generate_latest(registry), headers={"Content-Type": _TEXT})
+
+    @app.get("/v1/kv/tiers", response_model=None)
+    async def kv_tiers() -> Response:
+        stats, age_s = await live.get()
+        body = {"age_s": round(age_s, 3), "tiers": [describe_tier(tier) for tier in stats.tiers]}
+        return Response(msgspec.json.encode(body), media_type="application/json")
 
     @app.get("/v1/kv/stats", response_model=None)
     async def kv_stats() -> Response:

@@ -27,6 +27,14 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails
 
 
+class Prefetched(msgspec.Struct, frozen=True):
+    """Answer of ``POST /v1/kv/prefetch``: tokens that are there now, and how they came."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+
+
 class TopLogprob(msgspec.Struct, frozen=True):
     """One of the most likely tokens of a position."""
 

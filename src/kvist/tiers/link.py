@@ -162,7 +162,9 @@ class TierLink:
         self.tier.check()
 
     def _judge(self, done: JobDone) -> None:
-        if Outcome.FAILED in done.outcomes or Outcome.LATE in done.outcomes:
+        if Outcome.LATE in done.outcomes:
+            self._suspend("a load was late")
+        elif Outcome.FAILED in done.outcomes:
             self._failures += 1
             if self._failures >= FAILURES_IN_A_ROW:
                 self._suspend(done.reason or "it fails")
