@@ -11,6 +11,7 @@ import typer
 from rich.progress import Progress
 
 from kvist.commands.terminal import DEFAULT_MODEL, MODEL_HELP, err, out, plain_errors
+from kvist.errors import ConfigError
 
 if TYPE_CHECKING:
     from kvist.engine.llm import LLM
@@ -125,6 +126,39 @@ def policies(
         [r for r in rows.values() if len(r) == len(columns_of_summary)],
         out,
     )
+
+
+@bench_app.command("tiers")
+def tiers(
+    model: Annotated[str, typer.Option(help=MODEL_HELP)] = DEFAULT_MODEL,
+    tokens: Annotated[int, typer.Option(help="Length of the prompt.", min=64)] = 1536,
+    rates: Annotated[str, typer.Option(help="MB/s of the disk.")] = "10,20,35,60,100,200",
+    repeats: Annotated[int, typer.Option(help="Of each measurement.", min=1)] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Load or recompute: the engine's decision against both extremes, under a throttled disk."""
+    from kvist.lab.report import environment, print_table
+    from kvist.lab.tiers import TierBench, TiersWorkload, describe
+
+    with plain_errors(), Progress(console=err, transient=True) as bar:
+        try:
+            speeds = tuple(float(rate) for rate in rates.split(","))
+        except ValueError as error:
+            raise ConfigError(f"--rates={rates} are no numbers; write 10,50,200") from error
+        task = bar.add_task("loading the model", total=1)
+        work = TiersWorkload(num_tokens=tokens, rates_mb_s=speeds, repeats=repeats)
+        bench = TierBench(model, work)
+        bar.update(task, description="measuring")
+        rows = bench.run(lambda share: bar.update(task, completed=share))
+        what = describe(bench)
+        bench.close()
+    if as_json:
+        out.print_json(json.dumps({"rows": rows, "environment": environment()}))
+        return
+    columns = ("MB/s", "load s", "recompute s", "decided s", "to better", "tokens loaded")
+    names = ("rate_mb_s", "load_s", "recompute_s", "decided_s", "decided_to_better_extreme")
+    cells = [[*(str(row[n]) for n in names), str(row["loaded_tokens"])] for row in rows]
+    print_table(f"tiers: {what}", columns, cells, out)
 
 
 def _open_for(model: str, num_blocks: int, block_size: int) -> LLM:

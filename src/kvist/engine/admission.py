@@ -113,6 +113,13 @@ class Admission:
                 if _may_not_be_passed(seq) or len(no_room) >= MAX_LOOKS:
                     break
                 continue
+            if self._loads is not None and offer is not None:
+                offer = self._loads.offer(seq, match, fresh=True)
+                if offer is None:
+                    continue
+                loads = offer.choice.num_loaded > 0
+                if budget == 0 and not loads:
+                    break
             n = min(seq.num_tokens - match.num_tokens, budget)
             if loads:
                 assert offer is not None

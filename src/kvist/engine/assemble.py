@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -96,8 +97,14 @@ class OpenEngine:
             self.event_file.flush()
 
 
-def open_engine(config: EngineConfig) -> OpenEngine:
+def open_engine(config: EngineConfig, tiers: Sequence[Tier] | None = None) -> OpenEngine:
     """Load a model and put an engine around it.
+
+    Parameters
+    ----------
+    config : EngineConfig
+    tiers : sequence of Tier, optional
+        Opened already, instead of those that `config` names. Owned by the engine from here on.
 
     Raises
     ------
@@ -112,11 +119,11 @@ def open_engine(config: EngineConfig) -> OpenEngine:
     served, load the weights, check the model code, measure workspace, size the pool.
     """
     process_bytes = proportional_bytes()
-    tiers = open_tiers(config.tiers, config.tier_key)
+    below = open_tiers(config.tiers, config.tier_key) if tiers is None else list(tiers)
     try:
-        return _open(config, tiers, process_bytes)
+        return _open(config, below, process_bytes)
     except BaseException:
-        for tier in tiers:
+        for tier in below:
             tier.close()
         raise
 

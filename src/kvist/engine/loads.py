@@ -64,6 +64,7 @@ class _Look:
     found: Found
     at_s: float
     until_s: float
+    step: int
 
 
 @dataclass(slots=True)
@@ -100,6 +101,7 @@ class PrefixLoads:
         self._cache = cache
         self._events = events
         self._clock = clock
+        self._step = 0
         self._looks: dict[str, _Look] = {}
         self._failures: dict[str, int] = {}
         self._held: dict[Load, _Held] = {}
@@ -114,13 +116,19 @@ class PrefixLoads:
 
     # ------------------------------------------------------------------ coming
 
-    def offer(self, seq: Sequence, match: PrefixMatch) -> Offer | None:
+    def offer(self, seq: Sequence, match: PrefixMatch, *, fresh: bool = False) -> Offer | None:
         """Say what to load for a sequence; ``None``: a tier has yet to answer, ask again.
 
         REQUIRES a chain that covers its tokens. An offer of no blocks: compute everything.
+
+        Parameters
+        ----------
+        fresh : bool
+            Whether it is about to be taken, and must be as of this step. Else what tiers said a
+            moment ago will do: those who wait for room are looked at in every step.
         """
         first = len(match.block_ids)
-        found = self._look(seq, first)
+        found = self._look(seq, first, fresh=fresh)
         if found is None:
             return None
         if self._failures.get(seq.request_id, 0) >= MOST_FAILURES:
@@ -128,19 +136,24 @@ class PrefixLoads:
         choice = self.tiers.choose(found)
         return Offer(first + choice.num_computed, found.since(choice.num_computed), choice)
 
-    def _look(self, seq: Sequence, first: int) -> Found | None:
+    def _look(self, seq: Sequence, first: int, *, fresh: bool) -> Found | None:
         assert seq.chain is not None
         limit = (seq.num_tokens - 1) // self._cache.block_size
         if first >= limit:
             return Found()
         now = self._clock()
         look = self._looks.get(seq.request_id)
-        if look is None or look.first > first or now - look.at_s > FRESH_S or look.found.is_waiting:
+        if (
+            look is None
+            or look.first > first
+            or look.found.is_waiting
+            or (look.step != self._step if fresh else now - look.at_s > FRESH_S)
+        ):
             namespace = self.tiers.namespace(seq.request.salt)
             keys = seq.chain.keys[first:limit]
             found = self.tiers.find(namespace, keys, tell=look is None)
             until_s = now + LOOKUP_S if look is None else look.until_s
-            look = self._looks[seq.request_id] = _Look(first, found, now, until_s)
+            look = self._looks[seq.request_id] = _Look(first, found, now, until_s, self._step)
         if look.found.is_waiting and now < look.until_s:
             return None
         return look.found.since(first - look.first)
@@ -165,6 +178,7 @@ class PrefixLoads:
 
     def poll(self) -> None:
         """See what has arrived, and whose patience is over. REQUIRES no plan in flight."""
+        self._step += 1
         arrived = self.tiers.poll()
         for load, start, good in arrived:
             self._cache.loading.arrive(self._held[load].run, start, good)

@@ -87,9 +87,11 @@ def put_tiers(
 def describe_tiers(tiers: Sequence[Tier], config: EngineConfig) -> tuple[tuple[str, int, str], ...]:
     """Return (name, capacity in bytes, remark) of every tier, for the bill."""
     rows = []
-    for tier, spec in zip(tiers, map(parse_tier, config.tiers), strict=True):
+    codecs = [spec.codec for spec in map(parse_tier, config.tiers)]
+    for number, tier in enumerate(tiers):
         usage = tier.usage()
-        remark = f"{tier.medium}, {spec.codec}, {config.tier_write_policy}"
+        codec = f", {codecs[number]}" if number < len(codecs) else ""
+        remark = f"{tier.medium}{codec}, {config.tier_write_policy}"
         if usage.num_blocks:
             remark += f"; {usage.num_blocks:,} blocks there, {format_size(usage.used_bytes)}"
         rows.append((tier.name, usage.capacity_bytes, remark))

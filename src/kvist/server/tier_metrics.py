@@ -49,9 +49,7 @@ _BY: tuple[tuple[str, str, str, Callable[[TierNumbers], Mapping[str, int]]], ...
 
 
 def tier_families(tiers: Sequence[TierNumbers], model_name: str) -> Iterator[Metric]:
-    """Yield every family; none without tiers."""
-    if not tiers:
-        return
+    """Yield every family, empty without tiers."""
     labels = ["model_name", "tier"]
     for name, text, value in _GAUGES:
         gauge = GaugeMetricFamily(f"kvist:{name}", text, labels=labels)

@@ -106,6 +106,8 @@ class TierManager:
     ----------
     prefill : PrefillSpeed
         Fed by whoever runs steps.
+    load_policy : str
+        May be changed between two calls.
 
     Raises
     ------
@@ -131,7 +133,7 @@ class TierManager:
             raise ConfigError(f"two tiers have one name: {', '.join(names)}")
         self.prefill = PrefillSpeed()
         self._identity = identity
-        self._load_policy = load_policy
+        self.load_policy = load_policy
         self._block_tokens = block_tokens
         self._clock = clock
         self._links = tuple(TierLink(tier, clock, events) for tier in tiers)
@@ -201,17 +203,17 @@ class TierManager:
     def choose(self, found: Found) -> Choice:
         """Decide what of a run to load, and what to compute meanwhile."""
         now = self._clock()
-        if not len(found) or self._load_policy == "never":
+        if not len(found) or self.load_policy == "never":
             return Choice(0, 0, now)
         load_s = self._promotions.seconds(found)
         compute_s = self.compute_s
         cut = 0
-        if self._load_policy == "auto":
+        if self.load_policy == "auto":
             cut, _ = choose_cut(load_s, compute_s)
         if cut == len(found):
             return Choice(cut, 0, now)
         patience = max(_LEAST_PATIENCE_S, _PATIENCE * load_s[cut])
-        if compute_s is not None and self._load_policy == "auto":
+        if compute_s is not None and self.load_policy == "auto":
             patience = min(patience, max(_LEAST_PATIENCE_S, (len(found) - cut) * compute_s))
         # While the head is computed nobody waits for the tail.
         head_s = cut * compute_s if compute_s is not None else 0.0
