@@ -103,4 +103,12 @@ def _open_tier(spec: TierSpec, name: str, tier_key: str) -> Tier:
             keeper=keeper,
             tier_key=tier_key,
         )
-    raise ConfigError(f"--tier: {spec.kind} tiers are not to be had in this version")
+    try:
+        from kvist.tiers.redis.tier import DEFAULT_TTL_S, RedisTier
+    except ImportError as error:
+        raise ConfigError(
+            f"--tier redis needs {error.name}, which is not installed; pip install 'kvist[redis]'"
+        ) from error
+
+    ttl_s = spec.ttl_s or DEFAULT_TTL_S
+    return RedisTier(spec.url, codec=codec, tier_key=tier_key, ttl_s=ttl_s, name=name)

@@ -22,7 +22,7 @@ from kvist.engine.step import Update
 from kvist.engine.telemetry import TelemetryCounts
 from kvist.engine.tier_counts import TierNumbers
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Raised with every change to what follows. Both ends must have the same."""
 
 BEAT_S = 1.0
