@@ -53,9 +53,8 @@ def test_what_was_served_once_survives_sigkill(serving, tiny, tmp_path):
         server.ready()
         text, cached = complete(server.url)
         assert cached == 0
-        start = time.monotonic()
-        comes_to(HIT // 16, lambda: tier_of(server.url)["blocks"])
-        assert time.monotonic() - start < 10, "published within 2 s, on an idle machine"
+        # Of the answer too, but for its last token.
+        comes_to((len(PROMPT) + 8 - 1) // 16, lambda: tier_of(server.url)["blocks"])
         kill(server)
     with serving(tiny, *FLAGS, *disk) as server:
         server.ready()
