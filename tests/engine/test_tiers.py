@@ -32,6 +32,8 @@ HIT = 320  # whole blocks that leave a token to compute
 @contextmanager
 def opened(folder, tiers=(), **options):
     options = {"dtype": "float32", "max_model_len": 512, "kv_cache_memory_bytes": "1MiB", **options}
+    # Whether a load pays on this machine is not the question here.
+    options.setdefault("tier_load_policy", "always")
     with LLM(str(folder), tiers=tiers, poison_fresh_blocks=True, **options) as llm:
         yield llm
         llm.engine.scheduler.check()
@@ -40,6 +42,12 @@ def opened(folder, tiers=(), **options):
 def answer(llm, prompt=PROMPT):
     (output,) = llm.generate([prompt], PARAMS, use_tqdm=False)
     return list(output.outputs[0].token_ids), output.num_cached_tokens
+
+
+def forget(llm):
+    """Let the device forget everything, once the tiers have it."""
+    assert llm.engine.scheduler.loads.tiers.drain(30)
+    llm.engine.scheduler.cache.reset_prefix_cache()
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +71,9 @@ def disk(tmp_path):
 def test_what_the_device_forgot_comes_back(folder, expected, tmp_path, kinds, codec):
     texts = {"host": f"host:16MiB:{codec}", "disk": f"disk:16MiB:{tmp_path}/kv:{codec}"}
     tiers = tuple(texts[kind] for kind in kinds)
-    with opened(folder, tiers, tier_load_policy="always") as llm:
+    with opened(folder, tiers) as llm:
         assert answer(llm) == (expected, 0)
-        llm.engine.scheduler.cache.reset_prefix_cache()
+        forget(llm)
         assert answer(llm) == (expected, HIT)
         assert llm.engine.events.counts[PrefixLoaded] == 1
 
@@ -80,10 +88,9 @@ def test_a_new_engine_finds_what_an_old_one_computed(folder, expected, disk):
 def test_blocks_of_the_disk_are_copied_into_host_memory(folder, expected, disk):
     with opened(folder, (disk,)) as llm:
         answer(llm)
-    with opened(folder, ("host:16MiB", disk), tier_load_policy="always") as llm:
+    with opened(folder, ("host:16MiB", disk)) as llm:
         answer(llm)
-        llm.engine.scheduler.loads.tiers.drain(5)
-        llm.engine.scheduler.cache.reset_prefix_cache()
+        forget(llm)
         assert answer(llm) == (expected, HIT)
         loaded = [e for e in llm.engine.events.recent() if isinstance(e, PrefixLoaded)]
         assert [e.sources for e in loaded] == [(("disk", HIT),), (("host", HIT),)]
@@ -128,7 +135,7 @@ def test_tenants_share_nothing(folder, expected, disk):
     with opened(folder, (disk,)) as llm:
         assert ask(llm, "yours", "b") == (expected, 0)
         assert ask(llm, "", "c") == (expected, 0)
-        llm.engine.scheduler.cache.reset_prefix_cache()
+        forget(llm)
         assert ask(llm, "mine", "d") == (expected, HIT)
         tenants = llm.engine.scheduler.loads.tiers.states()[0].usage.by_tenant
         assert len([t for t in tenants if t]) == 2
@@ -162,7 +169,6 @@ def test_no_fault_changes_the_output(folder, tmp_path, seed, monkeypatch):
         tiers,
         max_model_len=256,
         kv_cache_memory_bytes="256KiB",
-        tier_load_policy="always",
         max_num_seqs=4,
     ) as llm:
         outputs = llm.generate(prompts, PARAMS, use_tqdm=False)
@@ -186,9 +192,9 @@ def test_a_tier_that_hangs_costs_its_patience_once(folder, expected, tmp_path, m
     with opened(folder, (disk,)) as llm:
         answer(llm)
     monkeypatch.setattr(assemble, "open_tiers", slow)
-    with opened(folder, (disk,), tier_load_policy="always", event_log=str(log)) as llm:
+    with opened(folder, (disk,), event_log=str(log)) as llm:
         assert answer(llm) == (expected, 0)
-        llm.engine.scheduler.cache.reset_prefix_cache()
+        forget(llm)
         assert answer(llm) == (expected, 0)
         assert llm.engine.events.counts[TierSuspended] == 1
     said = Counter(json.loads(line)["event"] for line in log.read_text().splitlines())
