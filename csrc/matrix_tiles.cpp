@@ -97,27 +97,33 @@ KVIST_TILES void decode_i8(const char* packed, std::int64_t inputs, char* out) {
     }
 }
 
-// Sixteen nibbles of each kind as weights: level * scale + least, rounded to bf16.
+// Levels as weights: level * scale + least, rounded to bf16. Lanes are pairs of inputs of eight outputs.
 KVIST_TILES void decode_i4(const char* packed, std::int64_t inputs, char* out) {
-    const __m512i nibble = _mm512_set1_epi32(15);
+    const __m512 levels = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i first = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
     for (std::int64_t g = 0; g < inputs / kGroup; ++g, packed += kGroupBytes) {
         for (int line = 0; line < 10; ++line) _mm_prefetch(packed + 4096 + line * 64, _MM_HINT_T0);
         for (int half = 0; half < 2; ++half) {
             const char* const at = packed + 512 + half * 32;
             const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
             const __m512 least = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + 64)));
+            const __m512 low_scale = _mm512_permutexvar_ps(first, scale), low_least = _mm512_permutexvar_ps(first, least);
+            const __m512 high_scale = _mm512_permutexvar_ps(second, scale);
+            const __m512 high_least = _mm512_permutexvar_ps(second, least);
             for (int row = 0; row < 4; ++row) {
-                const __m512i words = _mm512_loadu_si512(packed + row * 128 + half * 64);
+                const auto* const words = reinterpret_cast<const __m256i*>(packed + row * 128 + half * 64);
+                __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(words));
+                __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256(words + 1));
 #pragma GCC unroll 4
                 for (int i = 0; i < 4; ++i) {
-                    const __m512i even = _mm512_and_si512(_mm512_srli_epi32(words, 4 * i), nibble);
-                    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(words, 16 + 4 * i), nibble);
-                    const __m512 first = _mm512_fmadd_ps(_mm512_cvtepi32_ps(even), scale, least);
-                    const __m512 second = _mm512_fmadd_ps(_mm512_cvtepi32_ps(odd), scale, least);
-                    const __m512i low = _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(first)));
-                    const __m512i high = _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(second)));
+                    // An index takes the four lowest bits of its lane and no others.
+                    const __m512 a = _mm512_fmadd_ps(_mm512_permutexvar_ps(low, levels), low_scale, low_least);
+                    const __m512 b = _mm512_fmadd_ps(_mm512_permutexvar_ps(high, levels), high_scale, high_least);
                     char* const to = out + (g * 16 + row * 4 + i) * 128 + half * 64;
-                    _mm512_store_si512(to, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+                    _mm512_store_si512(to, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b, a)));
+                    low = _mm512_srli_epi32(low, 4);
+                    high = _mm512_srli_epi32(high, 4);
                 }
             }
         }

@@ -166,12 +166,14 @@ class FusedModel:
 
     def _attend(self, context: StepContext, buffers: _Buffers, layer: int, scale: float) -> None:
         kernels, pool, layout = context.kernels, context.pool, context.layout
-        batch = context.batch
+        batch, out = context.batch.attention, buffers.attended
         context.calls.append(layer)
-        kernels.write_kv(pool, layout, layer, buffers.key, buffers.value, batch.slots)
-        out = kernels.attention(buffers.query, pool, layout, layer, batch.attention, scale)
-        assert isinstance(out, Tensor)
-        buffers.attended.copy_(out)
+        kernels.write_kv(pool, layout, layer, buffers.key, buffers.value, context.batch.slots)
+        # Shapes were checked when the layer was tried; its rows go where the next call reads them.
+        if batch.num_decodes:
+            kernels.decode(buffers.query, pool, layout, layer, batch, scale, out, None)
+        if batch.num_decodes < len(batch.query_lens):
+            kernels.prefill(buffers.query, pool, layout, layer, batch, scale, out, None)
 
     def _module(
         self,
