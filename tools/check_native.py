@@ -49,11 +49,16 @@ def build() -> None:
 
 
 def runtime() -> str:
-    """Path of the sanitizer's runtime library, which has to come before all others."""
-    asked = subprocess.run(
-        ["gcc", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True
-    )
-    return asked.stdout.strip()
+    """Libraries that have to come before all others: the sanitizer's runtime, and that of C++.
+
+    Python does not load the latter, and the sanitizer looks for what throws exceptions at once.
+    """
+
+    def path(name: str) -> str:
+        asked = ["gcc", f"-print-file-name={name}"]
+        return subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+
+    return f"{path('libasan.so')}:{path('libstdc++.so')}"
 
 
 def inside(arguments: list[str]) -> int:
@@ -69,7 +74,7 @@ def inside(arguments: list[str]) -> int:
     from kvist import _C
 
     print(f"instrumented: {_C.__file__}")
-    return int(pytest.main([*TESTS, "-q", "-p", "no:cacheprovider", *arguments]))
+    return int(pytest.main([*TESTS, "-q", "--capture=sys", "-p", "no:cacheprovider", *arguments]))
 
 
 def main() -> int:
