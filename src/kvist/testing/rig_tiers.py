@@ -16,7 +16,7 @@ from kvist.testing.faulty_tier import FaultyTier, RandomFaults
 from kvist.testing.memory_tier import MemoryTier
 from kvist.tiers.demotion import WritePolicy
 from kvist.tiers.manager import Identity, TierManager
-from kvist.tiers.speed import PrefillSpeed
+from kvist.tiers.speed import LoadSpeed, PrefillSpeed
 
 ROOT = RootKey(bytes(32))
 
@@ -30,9 +30,9 @@ class Clock(Protocol):
 class _FixedSpeed(PrefillSpeed):
     """Says what it was told, whatever steps take."""
 
-    def __init__(self, tokens_per_s: float | None) -> None:
+    def __init__(self, tokens_per_s: float) -> None:
         super().__init__()
-        self._tokens_per_s = tokens_per_s
+        self._speed = LoadSpeed(0.0, tokens_per_s)
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Learn nothing."""

@@ -209,7 +209,7 @@ class TierManager:
         compute_s = self.compute_s
         cut = 0
         if self.load_policy == "auto":
-            cut, _ = choose_cut(load_s, compute_s)
+            cut, _ = choose_cut(load_s, compute_s, self.prefill.step_s)
         if cut == len(found):
             return Choice(cut, 0, now)
         patience = max(_LEAST_PATIENCE_S, _PATIENCE * load_s[cut])

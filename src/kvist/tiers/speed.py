@@ -78,7 +78,9 @@ class LoadSpeed:
 
 
 class PrefillSpeed:
-    """Prompt tokens a second, by the steps that read prompts.
+    """Seconds that a step takes to read prompts: a part that every step has, and one a token.
+
+    The first is a pass over the weights, and makes small chunks dear.
 
     Parameters
     ----------
@@ -88,18 +90,22 @@ class PrefillSpeed:
 
     def __init__(self, least_tokens: int = 32) -> None:
         self._least_tokens = least_tokens
-        self._tokens_per_s: float | None = None
+        self._speed: LoadSpeed | None = None
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens a second; ``None`` before the first step that counts."""
-        return self._tokens_per_s
+        """Tokens a second beyond `step_s`; ``None`` before the first step that counts."""
+        return None if self._speed is None else self._speed.bytes_per_s
+
+    @property
+    def step_s(self) -> float:
+        """Seconds that a step takes however few tokens it reads; 0 while unknown."""
+        return 0.0 if self._speed is None else self._speed.latency_s
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Take note of a step."""
         if num_tokens < self._least_tokens or seconds <= 0:
             return
-        rate = num_tokens / seconds
-        known = self._tokens_per_s
-        # Large steps say more than small ones, whose fixed cost is not prefill's.
-        self._tokens_per_s = rate if known is None else known + 0.3 * (rate - known)
+        if self._speed is None:
+            self._speed = LoadSpeed(0.0, num_tokens / seconds)
+        self._speed.observe(num_tokens, seconds)
