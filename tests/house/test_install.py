@@ -31,6 +31,9 @@ print(kvist.__file__)
 for operation, backend, why in kernels.report:
     print(operation, backend, why)
 """
+# Minutes only where several do this at once on a machine of two cores.
+pytestmark = pytest.mark.timeout(900)
+
 COMPILERS = ("c++", "g++", "clang++")
 
 
@@ -79,6 +82,7 @@ def python(target: Path, code: str) -> str:
 
 
 def test_install_without_a_compiler_is_pure_and_says_so(tree: Path, tmp_path: Path):
+    dispatch = pytest.importorskip("kvist.kernels.dispatch", reason="needs torch")
     target = tmp_path / "site"
     broken = shutil.which("false")
     assert broken is not None
@@ -89,7 +93,7 @@ def test_install_without_a_compiler_is_pure_and_says_so(tree: Path, tmp_path: Pa
     assert not list(target.rglob("_C*.so"))
     where, *report = python(target, SELECT_KERNELS).splitlines()
     assert Path(where).is_relative_to(target)
-    assert len(report) == 4
+    assert [line.split()[0] for line in report] == list(dispatch.OPERATIONS)
     assert not [line for line in report if "cpp" in line]
     assert "kvist._C" in report[0]  # the start-up log names what is missing
 

@@ -234,7 +234,7 @@ class Server:
                 self.output += line
                 self._printed.notify_all()
 
-    def ready(self, timeout_s=120):
+    def ready(self, timeout_s=300):
         with self._printed:
             self._printed.wait_for(
                 lambda: "; try" in self.output or self.process.poll() is not None, timeout_s
@@ -244,7 +244,7 @@ class Server:
         self.url = found[1]
         return self
 
-    def finish(self, timeout_s=60):
+    def finish(self, timeout_s=120):
         """Wait for the end; return exit code and all output."""
         code = self.process.wait(timeout_s)
         self._reader.join(timeout_s)
@@ -263,7 +263,7 @@ class Server:
         import openai
 
         client = openai.OpenAI(
-            base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=60
+            base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=120
         )
         self._clients.append(client)
         return client

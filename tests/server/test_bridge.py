@@ -230,7 +230,7 @@ def test_an_engine_that_hangs_is_said_to_and_heard_again_when_it_wakes(null_clie
             stream = client.submit(request("a", [1], FOREVER))
             await anext(stream)
             client._process.send_signal(signal.SIGSTOP)
-            with pytest.raises(EngineStalledError, match=r"no step for [23] s.*--engine-timeout=2"):
+            with pytest.raises(EngineStalledError, match=r"no step for \d+ s.*--engine-timeout=2"):
                 await collect(stream)
             assert client.stalled is not None
             with pytest.raises(EngineStalledError):

@@ -287,6 +287,7 @@ def test_the_engines_process_turns_away_what_the_queue_has_no_place_for(null_cli
 # ---------------------------------------------------------------------------------- all of it
 
 
+@pytest.mark.timeout(900)
 def test_a_served_model_shows_its_bill_and_its_numbers(serving, tiny):
     import psutil
 

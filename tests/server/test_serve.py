@@ -24,6 +24,9 @@ httpx = pytest.importorskip("httpx")
 openai = pytest.importorskip("openai")
 psutil = pytest.importorskip("psutil")
 
+# Minutes only where several do this at once on a machine of two cores.
+pytestmark = pytest.mark.timeout(900)
+
 PROMPT = [{"role": "user", "content": "What is a cache, and what is it good for?"}]
 
 
@@ -170,7 +173,7 @@ def test_a_second_signal_ends_all_at_once(serving, tiny):
 
 
 def test_a_hung_engine_holds_up_neither_who_asks_nor_the_end(serving, tiny):
-    with serving(tiny, "--engine-timeout", "2", null=True, NULL_STEP_S="0.002") as server:
+    with serving(tiny, "--engine-timeout", "5", null=True, NULL_STEP_S="0.002") as server:
         client = server.ready().client()
         worker = server.worker()
         stream = chat(client, stream=True, max_tokens=30_000)
@@ -204,7 +207,7 @@ def test_a_second_signal_leaves_no_trace_of_those_who_still_wait(serving, tiny):
 
             def ask(path, **options):
                 with pytest.raises(httpx.HTTPError):
-                    httpx.get(f"{server.url}{path}", timeout=60, **options).raise_for_status()
+                    httpx.get(f"{server.url}{path}", timeout=120, **options).raise_for_status()
 
             waiting = [pool.submit(ask, path) for path in ("/v1/kv/stats", "/metrics")]
             time.sleep(0.5)
