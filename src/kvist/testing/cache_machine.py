@@ -174,36 +174,43 @@ class CacheMachine(RuleBasedStateMachine):
         ends=st.one_of(
             st.just(("commit",) * 6),
             st.just(("cancel",) * 6),
-            st.lists(st.sampled_from(("commit", "cancel", "release")), min_size=6, max_size=6),
+            st.lists(
+                st.sampled_from(("commit", "cancel", "release", "preempt")), min_size=6, max_size=6
+            ),
         ),
         written=st.booleans(),
     )
     def step(
         self, order: list[int], tokens: list[list[int]], ends: list[str], written: bool
     ) -> None:
-        """Several reserve before any writes; then each is recorded, taken back, or goes away."""
-        flight = []
-        for n in order:
-            if n < len(self.holders):
-                holder = self.holders[n]
-                end = len(holder.tokens) + len(tokens[n])
-                allocation = self._allocate(holder, end)
-                if allocation is not None:
-                    holder.promised = end
-                    flight.append((holder, allocation, tokens[n], ends[n]))
+        """Several reserve before any writes; then each is recorded, taken back, or goes away.
+
+        ``"preempt"``: before it reserves, who did so first is sent away; then it is recorded.
+        """
+        flight: list[tuple[Holder, Allocation, list[int], str]] = []
+        for holder, new, end in [
+            (self.holders[n], tokens[n], ends[n]) for n in order if n < len(self.holders)
+        ]:
+            if end == "preempt" and flight:
+                self._let_go(flight.pop(0)[0])
+            promised = len(holder.tokens) + len(new)
+            allocation = self._allocate(holder, promised)
+            if allocation is not None:
+                holder.promised = promised
+                flight.append((holder, allocation, new, end))
         self.cache.check()
-        written = written or "commit" in ends
+        written = written or "commit" in ends or "preempt" in ends
         for _, allocation, _, _ in flight:
             if written:
                 self._copy(allocation)
-        for holder, _, new, end_ in flight:
+        for holder, _, new, end in flight:
             if written:
-                self._fill(holder, new if end_ == "commit" else [9] * len(new))
-        for holder, allocation, new, end_ in flight:
+                self._fill(holder, new if end in ("commit", "preempt") else [9] * len(new))
+        for holder, allocation, new, end in flight:
             holder.promised = 0
-            if end_ == "commit":
+            if end in ("commit", "preempt"):
                 self._record(holder, new)
-            elif end_ == "cancel":
+            elif end == "cancel":
                 self.cache.cancel(holder.table, allocation)
             else:
                 self._let_go(holder)
