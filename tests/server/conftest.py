@@ -237,7 +237,9 @@ class Server:
     def ready(self, timeout_s=300):
         with self._printed:
             self._printed.wait_for(
-                lambda: "; try" in self.output or self.process.poll() is not None, timeout_s
+                # The last line it prints; the address is on the one before.
+                lambda: "\n  curl " in self.output or self.process.poll() is not None,
+                timeout_s,
             )
         found = re.search(r"on (http://\S+); try", self.output)
         assert found, self.output
