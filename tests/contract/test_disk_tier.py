@@ -92,11 +92,11 @@ def test_admission_and_age(tmp_path: Path) -> None:
 def test_a_tenant_keeps_to_its_quota(tmp_path: Path) -> None:
     """Its own blocks make room for its own, also those of one batch and after a restart."""
     room = 4 * 2 * EXTENT_BYTES
-    keepers = {"quota": {"someone": room}, "none": {}}
+    keepers = {"quota": room, "none": None}
 
-    def tier(quotas: dict[str, int]) -> TierDriver:
+    def tier(quota: int | None) -> TierDriver:
         def keeper(capacity: int) -> Keeper:
-            return Keeper(capacity, lambda room: make_policy("lru", room), quotas=quotas)
+            return Keeper(capacity, lambda room: make_policy("lru", room), tenant_quota=quota)
 
         return TierDriver(DiskTier(tmp_path, SMALLEST, keeper=keeper), A, B)
 

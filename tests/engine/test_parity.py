@@ -219,9 +219,7 @@ def test_with_each_kernel_and_block_size(tiny_folder, kind, kernels, block_size)
         block_size=block_size,
         kernels=kernels,
     )
-    assert {name for _, name, _ in watched.llm.bill.kernels} == (
-        {"cpp", "torch"} if kernels == "cpp" else {kernels}
-    )
+    assert {name for _, name, _ in watched.llm.bill.kernels} == {kernels}
     everything(watched, random.Random(0), 10)
     check_added(watched, GreedyReference(tiny_folder(kind)))
     assert watched.counts["chunks"] > 0

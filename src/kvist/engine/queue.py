@@ -67,16 +67,11 @@ class OrderedSequences:
         """The one that should give its blocks up. REQUIRES there is one.
 
         The last, except that one which was preempted before and has said nothing since is left
-        alone while another of its rank can go: else it could read its prompt again and again and
-        never answer. The guarantee is ours; vLLM always takes the last.
+        alone while another can go, whatever the ranks: else it could read its prompt again and
+        again and never answer. What that costs a higher rank is one turn, until the lower one has
+        said a token. The guarantee is ours; vLLM always takes the last.
         """
-        last = self._list[-1]
-        for seq in reversed(self._list):
-            if self._order(seq)[0] != self._order(last)[0]:
-                break
-            if not seq.owes_a_token:
-                return seq
-        return last
+        return next((s for s in reversed(self._list) if not s.owes_a_token), self._list[-1])
 
     def check(self) -> None:
         """Raise `IntegrityError` unless the order holds."""
