@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvist.commands.terminal import bad_input, out
 from kvist.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kvist.lab.doctor.finding import Finding
 
 
 def doctor(
@@ -61,7 +64,7 @@ def doctor(
 
 def _examine(name: str, block_size: int, latency_s: float, as_json: bool) -> None:
     from kvist.lab.doctor.exposition import read_exposition
-    from kvist.lab.doctor.finding import SCHEMA, Finding
+    from kvist.lab.doctor.finding import SCHEMA
     from kvist.lab.doctor.logs import examine_log
     from kvist.lab.doctor.prompts import compare_prompts, read_prompts
     from kvist.lab.doctor.requests import examine_requests
@@ -70,7 +73,7 @@ def _examine(name: str, block_size: int, latency_s: float, as_json: bool) -> Non
 
     target = read_target(name)
     facts: list[str] = []
-    found: Sequence[Finding]
+    found: list[Finding]
     if target.kind is TargetKind.METRICS:
         metrics = read_exposition(target.text)
         if not metrics.engine:
@@ -104,15 +107,12 @@ def _examine(name: str, block_size: int, latency_s: float, as_json: bool) -> Non
         raise typer.Exit(1)
 
 
-def _show(facts: Sequence[str], found: Sequence[object]) -> None:
-    from kvist.lab.doctor.finding import Finding
-
+def _show(facts: Sequence[str], found: Sequence[Finding]) -> None:
     for fact in facts:
         out.print(fact, style="dim", markup=False, highlight=False, soft_wrap=True)
     if not found:
         out.print("nothing found", highlight=False)
     for number, finding in enumerate(found, 1):
-        assert isinstance(finding, Finding)
         out.print(f"[bold]{number}. {finding.symptom.title}[/]", highlight=False)
         for word, text in (
             ("seen", finding.evidence),

@@ -6,17 +6,16 @@ Knows no memory budget.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kvist.engine.weights.registry import find_packaged
-from kvist.errors import ConfigError, ModelError
+from kvist.errors import ConfigError
 from kvist.lab.known_models import find_known, not_known
 from kvist.lab.parameters import Parameters, estimate_parameters
 from kvist.lab.plan import WEIGHT_BITS, Model
-from kvist.spec import KVSpec
+from kvist.spec import KVSpec, read_config
 
 _SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
 _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pth")
@@ -99,7 +98,7 @@ def _read(name: str, path: Path) -> tuple[Mapping[str, Any], int]:
     """Return the raw configuration, and bytes of the weights beside it, 0 if there are none."""
     if _is_there(path) and path.suffix != ".gguf":
         folder = path if path.is_dir() else None
-        return _config(path / "config.json" if folder else path), _stored_bytes(folder)
+        return read_config(path), _stored_bytes(folder)
     if path.suffix == ".gguf" or find_packaged(name) is not None:
         # Fetched and converted as the engine would do it.
         from kvist.engine.weights.source import resolve
@@ -111,22 +110,7 @@ def _read(name: str, path: Path) -> tuple[Mapping[str, Any], int]:
     from kvist.engine.weights.hub import fetch_shape
 
     fetched, weights_bytes = fetch_shape(name)
-    return _config(fetched / "config.json"), weights_bytes or _stored_bytes(fetched)
-
-
-def _config(file: Path) -> Mapping[str, Any]:
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(
-            f"cannot read {file}: {error.strerror or error}; give a model folder with a"
-            " config.json, or the file itself"
-        ) from error
-    except ValueError as error:
-        raise ModelError(f"{file} is not JSON ({error}); fetch the model again") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"{file} holds a JSON {type(config).__name__}, not an object")
-    return config
+    return read_config(fetched), weights_bytes or _stored_bytes(fetched)
 
 
 def _is_there(path: Path) -> bool:

@@ -14,7 +14,7 @@ from kvist.spec.group import (
     LayerGroup,
     LayerKind,
 )
-from kvist.spec.model import KVSpec
+from kvist.spec.model import KVSpec, read_config
 from kvist.spec.reading import DTYPE_BYTES
 
 __all__ = [
@@ -26,4 +26,5 @@ __all__ = [
     "KVSpec",
     "LayerGroup",
     "LayerKind",
+    "read_config",
 ]

@@ -22,6 +22,31 @@ GroupBytes = Callable[[LayerGroup], int]
 """Bytes a token and group, as a KV format packs them (`KVFormat.token_bytes`)."""
 
 
+def read_config(path: str | Path) -> dict[str, Any]:
+    """Return the `config.json` at `path`, or inside it if that is a directory.
+
+    Raises
+    ------
+    ModelError
+        If there is no such file, or it is no JSON object.
+    """
+    file = Path(path)
+    if file.is_dir():
+        file = file / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(
+            f"cannot read {file}: {error.strerror or error}; give a model directory that has a "
+            "config.json, or the file itself"
+        ) from error
+    except ValueError as error:
+        raise ModelError(f"{file} is not JSON ({error}); fetch the model again") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{file} holds a JSON {type(config).__name__}, not an object")
+    return config
+
+
 @dataclass(frozen=True, slots=True)
 class KVSpec:
     """What a model keeps of the past.
@@ -99,21 +124,7 @@ class KVSpec:
         ModelError
             If there is no such file, or it is no JSON object, or `from_config` refuses it.
         """
-        file = Path(path)
-        if file.is_dir():
-            file = file / "config.json"
-        try:
-            config = json.loads(file.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ModelError(
-                f"cannot read {file}: {error.strerror or error}; give a model directory that has a "
-                "config.json, or the file itself"
-            ) from error
-        except ValueError as error:
-            raise ModelError(f"{file} is not JSON ({error}); fetch the model again") from error
-        if not isinstance(config, dict):
-            raise ModelError(f"{file} holds a JSON {type(config).__name__}, not an object")
-        return cls.from_config(config)
+        return cls.from_config(read_config(path))
 
     @property
     def itemsize(self) -> int:

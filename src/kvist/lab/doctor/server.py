@@ -26,8 +26,8 @@ class Thresholds:
     """
 
     latency_s: tuple[float, float] = (2.0, 5.0)
-    pool_use: tuple[float, float] = (0.8, 0.9)
-    hit_rate: tuple[float, float] = (0.7, 0.5)
+    pool_use: float = 0.9
+    hit_rate: float = 0.5
     preemptions_per_request: float = 0.1
     answers_cut: float = 0.5
     max_model_len_over_need: float = 4.0
@@ -89,7 +89,7 @@ def _pool(m: Exposition, t: Thresholds, flags: dict[str, str]) -> Iterator[Findi
         waiting = by_reason.get("capacity", 0.0)
     if use is None or waiting < 1:
         return
-    if use >= t.pool_use[1]:
+    if use >= t.pool_use:
         yield _finding(
             "pool-exhausted",
             f"{use:.0%} of the KV pool is in use, {running:.0f} requests run and {waiting:.0f} wait"
@@ -143,7 +143,7 @@ def _prefix(m: Exposition, t: Thresholds, flags: dict[str, str]) -> Iterator[Fin
     rate = hits / queried
     evicted = m.total("kv_blocks_evicted_total") or 0
     stored = m.total("kv_blocks_stored_total") or 0
-    if rate < t.hit_rate[1] and stored and evicted > 0.5 * stored:
+    if rate < t.hit_rate and stored and evicted > 0.5 * stored:
         yield _finding(
             "cache-too-small",
             f"{rate:.0%} of {queried:,.0f} prompt tokens were hits; {evicted:,.0f} of"
@@ -151,7 +151,7 @@ def _prefix(m: Exposition, t: Thresholds, flags: dict[str, str]) -> Iterator[Fin
             "prefixes leave before they come again",
             f"more KV memory ({flags['memory']}) or a lower tier (--tier host:4GiB)",
         )
-    elif rate < t.hit_rate[1] and hits:
+    elif rate < t.hit_rate and hits:
         yield _finding(
             "hit-rate-low",
             f"{rate:.1%} of {queried:,.0f} prompt tokens came from the prefix cache",
