@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections import Counter
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,12 +112,12 @@ class ScriptedClient:
         self.death = None
         self.refusal = None
         self.stalled = None
-        self.num_turned_away = 0
+        self.turned_away = Counter()
         self.requests = []
         self.aborted = []
 
-    def turn_away(self):
-        self.num_turned_away += 1
+    def turn_away(self, reason):
+        self.turned_away[reason] += 1
 
     def submit(self, request):
         from kvist.server.stream import RequestStream

@@ -338,7 +338,7 @@ def test_a_server_that_drains_sends_clients_away(wire):
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) > 0
     assert client.requests == []
-    assert client.num_turned_away == 1
+    assert client.turned_away == {"open_reqs": 1}
 
 
 def test_a_bug_is_500_and_tells_nothing(wire):

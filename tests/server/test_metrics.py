@@ -161,7 +161,7 @@ class Source:
 
     def __init__(self, stats):
         self.asked = 0
-        self.num_turned_away = 0
+        self.turned_away = {}
         self.open = asyncio.Event()
         self.open.set()
         self.error = None

@@ -33,6 +33,7 @@ from kvist.server.metrics import add_metric_routes
 from kvist.server.middleware import BearerAuth, BodyLimit, QuietEnd
 from kvist.server.overflow import Window
 from kvist.server.prefetch import PrefetchRequest, answer_prefetch
+from kvist.server.refusals import RefuseAlike
 from kvist.server.schema import Detokenized, ErrorResponse, ModelEntry, ModelList, Tokens, Version
 from kvist.server.service import Service
 from kvist.server.text import TextThread
@@ -98,6 +99,7 @@ def create_app(
         defaults=defaults,
         num_pool_tokens=num_pool_tokens,
     )
+    app.add_middleware(RefuseAlike, on_refusal=lambda: client.turn_away("like_refused"))
     app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes)
     if config.api_key is not None:
         app.add_middleware(BearerAuth, api_key=config.api_key)

@@ -15,8 +15,8 @@ import logging
 import os
 import sys
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -115,7 +115,7 @@ class EngineClient:
         self._none_open = asyncio.Event()
         self._none_open.set()
         self._asked: deque[asyncio.Future[Stats]] = deque()
-        self._num_turned_away = 0
+        self._turned_away = Counter[str]()
         self._draining = False
         self._stopping = False
 
@@ -233,13 +233,13 @@ class EngineClient:
         return None
 
     @property
-    def num_turned_away(self) -> int:
-        """Requests that were not submitted, because too many were open."""
-        return self._num_turned_away
+    def turned_away(self) -> Mapping[str, int]:
+        """Requests that the engine never heard of, by why."""
+        return self._turned_away
 
-    def turn_away(self) -> None:
-        """Note that a request was not submitted, because of `refusal`."""
-        self._num_turned_away += not self._draining
+    def turn_away(self, reason: str) -> None:
+        """Note that a request was not submitted. While draining that is no news."""
+        self._turned_away[reason] += not self._draining
 
     def submit(self, request: EngineRequest) -> RequestStream:
         """Hand a request to the engine; its updates come from the stream.

@@ -9,7 +9,7 @@ Threads: the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Protocol
 
 from starlette.requests import Request
@@ -46,11 +46,11 @@ class Client(Protocol):
         """Why nothing is taken just now."""
 
     @property
-    def num_turned_away(self) -> int:
-        """Requests that were, because too many are open."""
+    def turned_away(self) -> Mapping[str, int]:
+        """Requests that the engine never heard of, by why."""
 
-    def turn_away(self) -> None:
-        """Note that a request was not submitted, because of `refusal`."""
+    def turn_away(self, reason: str) -> None:
+        """Note that a request was not submitted."""
 
     def submit(self, request: EngineRequest) -> RequestStream:
         """Hand a request to the engine."""
@@ -66,7 +66,7 @@ def check_open(client: Client) -> None:
     if client.stalled is not None:
         raise unavailable(client.stalled, "engine_stalled")
     if client.refusal is not None:
-        client.turn_away()
+        client.turn_away("open_reqs")
         raise unavailable(client.refusal, "overloaded")
 
 

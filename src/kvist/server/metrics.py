@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -67,8 +67,8 @@ class StatsSource(Protocol):
     """Whoever can ask the engine; `kvist.server.bridge.EngineClient` can."""
 
     @property
-    def num_turned_away(self) -> int:
-        """Requests that the engine never heard of, because too many were open."""
+    def turned_away(self) -> Mapping[str, int]:
+        """Requests that the engine never heard of, by why."""
 
     async def stats(self) -> Stats:
         """Ask how the engine stands."""
@@ -124,12 +124,14 @@ class StatsCollector:
     age_s : float
     model_name : str
         As clients know it.
-    num_turned_away : int
+    turned_away : mapping
         Requests that the engine never heard of.
     """
 
-    def __init__(self, stats: Stats, age_s: float, model_name: str, num_turned_away: int) -> None:
-        self._num_turned_away = num_turned_away
+    def __init__(
+        self, stats: Stats, age_s: float, model_name: str, turned_away: Mapping[str, int]
+    ) -> None:
+        self._turned_away = turned_away
         self._stats = stats
         self._age_s = age_s
         self._model_name = model_name
@@ -204,7 +206,7 @@ class StatsCollector:
             family.add_metric([self._model_name, source], amount)
         yield family
         finished = finished_by_reason(self._stats)
-        rejected = rejected_by_reason(self._stats, self._num_turned_away)
+        rejected = rejected_by_reason(self._stats, self._turned_away)
         for name, text, label, reasons in (
             ("request_success", "Sequences that ended.", "finished_reason", finished),
             ("admission_rejections", "Requests turned away.", "reason", rejected),
@@ -256,10 +258,10 @@ def finished_by_reason(stats: Stats) -> dict[str, int]:
     return dict.fromkeys(("stop", "length", "abort", "error"), 0) | dict(stats.counts.finished)
 
 
-def rejected_by_reason(stats: Stats, num_turned_away: int) -> dict[str, int]:
+def rejected_by_reason(stats: Stats, turned_away: Mapping[str, int]) -> dict[str, int]:
     """Return requests that were turned away by why, by the engine or before it; zeros too."""
-    engine = dict.fromkeys(("queued_reqs", "queued_tokens", "deadline"), 0)
-    return engine | dict(stats.counts.rejected) | {"open_reqs": num_turned_away}
+    reasons = ("queued_reqs", "queued_tokens", "deadline", "open_reqs", "like_refused")
+    return dict.fromkeys(reasons, 0) | dict(stats.counts.rejected) | dict(turned_away)
 
 
 def waiting_by_reason(stats: Stats) -> dict[str, int]:
@@ -286,7 +288,7 @@ def _config(stats: Stats) -> dict[str, str]:
 
 
 def describe(
-    stats: Stats, age_s: float, model_name: str, num_turned_away: int = 0
+    stats: Stats, age_s: float, model_name: str, turned_away: Mapping[str, int]
 ) -> dict[str, Any]:
     """Return the same for programs: what the cache holds, where, and whether it is reused."""
     cache, counts = stats.cache, stats.counts
@@ -325,7 +327,7 @@ def describe(
         "preemptions": counts.counters["preemptions"],
         "deadlines_exceeded": counts.counters["expired"],
         "finished": finished_by_reason(stats),
-        "rejected": rejected_by_reason(stats, num_turned_away),
+        "rejected": rejected_by_reason(stats, turned_away),
         "memory": {
             "items": {
                 item: {"reserved_bytes": reserved, "resident_bytes": resident}
@@ -346,7 +348,7 @@ def add_metric_routes(app: FastAPI, source: StatsSource, model_name: str) -> Non
     async def metrics() -> Response:
         stats, age_s = await live.get()
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(StatsCollector(stats, age_s, model_name, source.num_turned_away))
+        registry.register(StatsCollector(stats, age_s, model_name, source.turned_away))
         # Whatever is accepted: in OpenMetrics the library turns the colon into an underscore.
         return Response(generate_latest(registry), headers={"Content-Type": _TEXT})
 
@@ -359,5 +361,5 @@ def add_metric_routes(app: FastAPI, source: StatsSource, model_name: str) -> Non
     @app.get("/v1/kv/stats", response_model=None)
     async def kv_stats() -> Response:
         stats, age_s = await live.get()
-        body = msgspec.json.encode(describe(stats, age_s, model_name, source.num_turned_away))
+        body = msgspec.json.encode(describe(stats, age_s, model_name, source.turned_away))
         return Response(body, media_type="application/json")
