@@ -135,6 +135,8 @@ class EngineConfig:
         Whether what a tier has is loaded or computed; ``auto`` goes by measured speeds.
     event_log : str or None
         File that is told, as JSON lines, what happens.
+    record : str or None
+        File that is told, as JSON lines, what the engine is given: `kvist simulate` runs it again.
     profile_steps : int
         Record so many steps from the first on, and write a Chrome trace that the log names.
     poison_fresh_blocks : bool
@@ -172,6 +174,7 @@ class EngineConfig:
     tier_write_policy: str = "through"
     tier_load_policy: str = "auto"
     event_log: str | None = None
+    record: str | None = None
     profile_steps: int = 0
     poison_fresh_blocks: bool = False
 

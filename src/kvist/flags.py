@@ -49,6 +49,7 @@ ENGINE_HELP: Mapping[str, str] = MappingProxyType(
         "tier_write_policy": "When copies go down: through, hits:K, evict. Default: through.",
         "tier_load_policy": "Load or recompute: auto, always, never. Default: auto.",
         "event_log": "File that is told what happens, as JSON lines.",
+        "record": "File that is told what comes in, without text, for kvist simulate.",
         "preset": "latency or throughput: batch and chunk sizes; explicit options win.",
         "profile_steps": "Steps to record into a Chrome trace that the log names. Default: 0.",
         "max_logprobs": "Log probabilities a position that a request may ask for. Default: 20.",

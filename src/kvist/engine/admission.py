@@ -92,9 +92,11 @@ class Admission:
             match = NO_MATCH
             offer = None
             queried = 0
+            if seq.chain is not None:
+                # Before it is known whether it may come in: what it promises is read off it too.
+                seq.chain.extend(seq.token_ids)
             # Logits are not cached: who wants those of the prompt computes all of it.
             if seq.chain is not None and not seq.needs_prompt_logprobs:
-                seq.chain.extend(seq.token_ids)
                 match = self._cache.match(seq.chain.keys, seq.num_tokens)
                 queried = seq.num_tokens
                 if self._follows(seq, match):

@@ -19,13 +19,14 @@ from kvist.build import open_tiers
 from kvist.config import EngineConfig
 from kvist.engine.attention import NAME, register
 from kvist.engine.bill import MemoryUse, StartupBill
-from kvist.engine.books import open_books
+from kvist.engine.books import open_books, open_recorder
 from kvist.engine.engine import Engine
 from kvist.engine.event_file import EventFile
 from kvist.engine.grammar_compiler import GrammarCompiler
 from kvist.engine.memory import available_bytes
 from kvist.engine.notes import preset_remarks, utilization_remark
 from kvist.engine.profiled import ProfiledRunner
+from kvist.engine.recording import Recorder
 from kvist.engine.runner import ModelRunner
 from kvist.engine.scheduler import PROMPT_LOGPROB_TOKENS
 from kvist.engine.surgery.choice import arithmetic_of, why_modules
@@ -61,6 +62,7 @@ class OpenEngine:
     max_model_len : int
     bill : StartupBill
     event_file : EventFile or None
+    recorder : Recorder or None
     """
 
     engine: Engine
@@ -70,6 +72,7 @@ class OpenEngine:
     max_model_len: int
     bill: StartupBill
     event_file: EventFile | None = None
+    recorder: Recorder | None = None
 
     def memory(self) -> MemoryUse:
         """Look at what the process holds now. Reads ``/proc``: a few milliseconds."""
@@ -95,6 +98,8 @@ class OpenEngine:
             loads.close(timeout_s)
         if self.event_file is not None:
             self.event_file.flush()
+        if self.recorder is not None:
+            self.recorder.close()
 
 
 def open_engine(config: EngineConfig, tiers: Sequence[Tier] | None = None) -> OpenEngine:
@@ -189,7 +194,9 @@ def _open(config: EngineConfig, tiers: list[Tier], process_bytes: int) -> OpenEn
         kv_format=kv_format.name,
     )
     profiled = ProfiledRunner(runner, config.profile_steps) if config.profile_steps else runner
-    engine = books.open_engine(config, root, profiled, compile_grammar, loads)
+    names = (source.name, kv_format.name)
+    recorder = open_recorder(config, num_blocks, max_model_len, names, layout.block_bytes)
+    engine = books.open_engine(config, root, profiled, compile_grammar, loads, recorder)
     weights_bytes = _weights_bytes(model)
     bill = StartupBill(
         model=source.name,
@@ -218,7 +225,7 @@ def _open(config: EngineConfig, tiers: list[Tier], process_bytes: int) -> OpenEn
             *(note for tier in tiers for note in getattr(tier, "notes", ())),
         ),
     )
-    return OpenEngine(engine, runner, pool, source, max_model_len, bill, books.event_file)
+    return OpenEngine(engine, runner, pool, source, max_model_len, bill, books.event_file, recorder)
 
 
 def _max_model_len(config: EngineConfig, spec: KVSpec) -> int:

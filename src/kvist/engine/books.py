@@ -16,9 +16,11 @@ from kvist.engine.engine import Engine, Runner
 from kvist.engine.event_file import EventFile
 from kvist.engine.grammar import GrammarSpec, Matcher
 from kvist.engine.loads import PrefixLoads
+from kvist.engine.recording import Recorder
 from kvist.engine.scheduler import Scheduler
 from kvist.events import EventLog
 from kvist.keys import RootKey
+from kvist.tierspec import parse_tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class Books:
         runner: Runner,
         compile_grammar: Callable[[GrammarSpec], Matcher] | None,
         loads: PrefixLoads | None = None,
+        recorder: Recorder | None = None,
     ) -> Engine:
         """Put a scheduler and an engine over the cache."""
         scheduler = Scheduler(
@@ -65,6 +68,7 @@ class Books:
             root,
             config.seed,
             loads,
+            recorder,
         )
         return Engine(
             scheduler,
@@ -73,6 +77,46 @@ class Books:
             compile_grammar,
             request_timeout_s=config.request_timeout,
         )
+
+
+def open_recorder(
+    config: EngineConfig,
+    num_blocks: int,
+    max_model_len: int,
+    names: tuple[str, str],
+    block_bytes: int,
+) -> Recorder | None:
+    """Open the recording that the options name, if they name one: its header is what decides.
+
+    `names` are those of model and KV format.
+    """
+    if config.record is None:
+        return None
+    deciding = (
+        "block_size",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "scheduling_policy",
+        "kv_allocation",
+        "watermark",
+        "eviction_policy",
+        "protected_share",
+        "enable_prefix_caching",
+        "tier_write_policy",
+        "tier_load_policy",
+    )
+    # Of a tier only what it is and how large: a path or an address may be nobody's business.
+    tiers = [f"{t.kind}:{t.capacity_bytes}" for t in map(parse_tier, config.tiers)]
+    facts = {
+        "model": names[0],
+        "kv_format": names[1],
+        "block_bytes": block_bytes,
+        "num_blocks": num_blocks,
+        "max_model_len": max_model_len,
+        **{name: getattr(config, name) for name in deciding},
+        "tiers": tiers,
+    }
+    return Recorder(Path(config.record), facts)
 
 
 def open_books(config: EngineConfig, num_blocks: int, max_model_len: int) -> Books:

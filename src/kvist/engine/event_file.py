@@ -12,15 +12,13 @@ steps are run, sooner after the end of a request, and at once when something wen
 from __future__ import annotations
 
 import json
-import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from kvist.errors import ConfigError
+from kvist.engine.line_file import LineFile, WhenFull
 from kvist.events import (
     DemotionFailed,
     Event,
@@ -36,8 +34,6 @@ FLUSH_S = 1.0
 SOON_S = 0.05
 _URGENT = (LoadFailed, DemotionFailed, TierSuspended, StepFailed)
 _LEFT_OUT = ("token_ids",)
-
-logger = logging.getLogger(__name__)
 
 
 class EventFile:
@@ -60,28 +56,21 @@ class EventFile:
     def __init__(
         self, path: Path, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.time
     ) -> None:
-        self._path = path
-        self._max_bytes = max_bytes
+        self._file = LineFile(path, "--event-log", max_bytes, WhenFull.TURN_OVER, append=True)
         self._clock = clock
-        self._lines: list[str] = []
         self._flushed_s = clock()
         self._patience_s = FLUSH_S
-        try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            self._size = os.fstat(self._fd).st_size
-        except OSError as error:
-            raise ConfigError(f"--event-log={path}: {error.strerror}; name another file") from error
 
     def __call__(self, event: Event) -> None:
         """Take note of an event. O(its fields); a write now and then."""
-        if self._fd < 0:
+        if not self._file.is_open:
             return
         now = self._clock()
         line: dict[str, Any] = {"t": round(now, 6), "event": type(event).__name__}
         for field in fields(event):
             if field.name not in _LEFT_OUT:
                 line[field.name] = _plain(getattr(event, field.name))
-        self._lines.append(json.dumps(line, separators=(",", ":")))
+        self._file.add(json.dumps(line, separators=(",", ":")))
         if isinstance(event, RequestFinished):
             self._patience_s = SOON_S
         if isinstance(event, _URGENT) or (
@@ -91,27 +80,9 @@ class EventFile:
 
     def flush(self) -> None:
         """Write what is not written yet."""
-        if not self._lines or self._fd < 0:
-            return
-        data = ("\n".join(self._lines) + "\n").encode()
-        self._lines.clear()
         self._flushed_s = self._clock()
         self._patience_s = FLUSH_S
-        try:
-            if self._size and self._size + len(data) > self._max_bytes:
-                self._turn_over()
-            self._size += os.write(self._fd, data)
-        except OSError as error:
-            logger.warning("--event-log %s: %s; no more is written", self._path, error.strerror)
-            os.close(self._fd)
-            self._fd = -1
-
-    def _turn_over(self) -> None:
-        self._path.replace(self._path.with_name(self._path.name + ".1"))
-        os.close(self._fd)
-        self._fd = -1
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._size = 0
+        self._file.flush()
 
 
 def _plain(value: Any) -> Any:

@@ -23,6 +23,7 @@ from kvist.config import SchedulerConfig
 from kvist.engine.grammar import Matcher
 from kvist.engine.loads import PrefixLoads
 from kvist.engine.queue import OrderedSequences, WaitingQueue
+from kvist.engine.recording import Recorder
 from kvist.engine.room import Room
 from kvist.engine.sequence import EngineRequest, Sequence, SequenceStatus, TokenLogprobs
 from kvist.engine.step import StepResult, Update
@@ -42,6 +43,7 @@ class RequestTable:
         root: RootKey,
         seed: int,
         loads: PrefixLoads | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         by_priority = config.scheduling_policy == "priority"
         self.waiting = WaitingQueue(by_priority=by_priority)
@@ -54,6 +56,7 @@ class RequestTable:
         self._root = root
         self._seed = seed
         self._loads = loads
+        self._recorder = recorder
         self._by_owner: dict[str, dict[int, Sequence]] = {}
         self._arrivals = 0
 
@@ -78,6 +81,8 @@ class RequestTable:
             chain = HashChain(self._root, lane, self._cache.block_size)
         seq = Sequence(request, self._take_arrival(), self._seed, limit, chain)
         seq.matcher = matcher
+        if self._recorder is not None:
+            self._recorder.added(seq)
         self._enter(seq)
         self.waiting.push(seq)
 
@@ -91,6 +96,8 @@ class RequestTable:
         """Duplicate a sequence with all its tokens so far, as a request of its own."""
         self._refuse_known(new_request_id, parent.params.num_samples)
         child = parent.fork(new_request_id, self._take_arrival())
+        if self._recorder is not None:
+            self._recorder.forked(parent, child)
         self._enter(child)
         # While the parent is still reading its prompt the child waits for it like anyone with the
         # same prefix; otherwise both would compute the rest of it.
@@ -213,6 +220,8 @@ class RequestTable:
         del others[seq.index]
         if not others:
             del self._by_owner[seq.owner_id]
+        if self._recorder is not None:
+            self._recorder.ended(seq, reason)
         cached = seq.num_cached_tokens or 0
         self._events.emit(
             RequestFinished(

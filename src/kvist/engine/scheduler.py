@@ -20,7 +20,7 @@ Threads: step thread only.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Iterable
 
 from kvist.cache import KVCacheManager
 from kvist.config import SchedulerConfig
@@ -28,6 +28,7 @@ from kvist.engine.admission import Admission
 from kvist.engine.grammar import Matcher
 from kvist.engine.loads import PrefixLoads
 from kvist.engine.planning import plan_step
+from kvist.engine.recording import Recorder
 from kvist.engine.requests import RequestTable
 from kvist.engine.sequence import EngineRequest, Sequence, SequenceStatus
 from kvist.engine.step import Scheduled, StepPlan, StepResult, Update
@@ -54,6 +55,8 @@ class Scheduler:
         Base of the seeds of requests that bring none.
     loads : PrefixLoads or None
         Where there are tiers below the device.
+    recorder : Recorder or None
+        Told what the scheduler is given.
 
     Raises
     ------
@@ -69,16 +72,18 @@ class Scheduler:
         root: RootKey,
         seed: int = 0,
         loads: PrefixLoads | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.config = config
         self.cache = cache
         self._events = events
-        self._requests = RequestTable(config, cache, events, root, seed, loads)
+        self._requests = RequestTable(config, cache, events, root, seed, loads, recorder)
         self._room = self._requests.room
         self._waiting, self._running = self._requests.waiting, self._requests.running
         self._sequences = self._requests.sequences
         self._admission = Admission(config, cache, events, self._requests, loads)
         self.loads = loads
+        self._recorder = recorder
         if loads is not None:
             loads.on_adopted = self._waiting.fulfil
         self._in_flight: StepPlan | None = None
@@ -186,10 +191,14 @@ class Scheduler:
             ``None`` when there is no such request any more, or when it is part of the plan in
             flight: then its blocks are released, and the update comes, when that is recorded.
         """
+        if self._recorder is not None:
+            self._recorder.aborted(request_id, index)
         return self._requests.abort(request_id, index, error)
 
     def fail(self, request_id: str, error: str) -> list[Update]:
         """End a request with an error. `request_id` is a plan's; REQUIRES none is in flight."""
+        if self._recorder is not None:
+            self._recorder.failed(request_id)
         return self._requests.fail(self._sequences[request_id], error)
 
     def fork(self, request_id: str, new_request_id: str) -> None:
@@ -211,12 +220,12 @@ class Scheduler:
 
     # ------------------------------------------------------------------ decide
 
-    def schedule(self, only: Container[str] | None = None) -> StepPlan:
+    def schedule(self, only: Collection[str] | None = None) -> StepPlan:
         """Choose what the next step computes, and reserve its blocks.
 
         Parameters
         ----------
-        only : container of str, optional
+        only : collection of str, optional
             Request ids that may run; others rest. Used to find which request makes a step fail.
 
         Returns
@@ -226,6 +235,8 @@ class Scheduler:
         """
         if self._in_flight is not None:
             raise IntegrityError(f"step {self._in_flight.step} is not recorded yet")
+        if self._recorder is not None:
+            self._recorder.planning(only)
         if self.loads is not None:
             self.loads.poll()
         budget = self.config.max_num_batched_tokens
@@ -319,6 +330,8 @@ class Scheduler:
         )
         if self.loads is not None:
             self.loads.pump()
+        if self._recorder is not None:
+            self._recorder.recorded(plan, len(self._sequences))
         return updates
 
     def rollback(self, plan: StepPlan) -> list[Update]:
@@ -332,6 +345,8 @@ class Scheduler:
             Requests that were aborted while the plan was in flight.
         """
         self._take_flight(plan)
+        if self._recorder is not None:
+            self._recorder.rolled_back(plan)
         planned = [self._sequences[item.request_id] for item in plan.scheduled]
         self._take_back(planned)
         return [self._requests.finish(seq, "abort") for seq in planned if seq.abort_requested]
