@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kvist.engine.overload import Margin
 from kvist.engine.sampling import SamplingParams
 from kvist.engine.sequence import EngineRequest
 from kvist.engine.throughput import Throughput
@@ -310,6 +311,39 @@ def test_who_would_not_be_done_in_time_is_turned_away_at_once():
     assert 20 <= overload.retry_after_s <= 60
     assert rig.engine.offer(request("y", timeout_s=200.0)) is None
     assert rig.engine.offer(request("z")) is None
+
+
+def test_the_margin_rests_where_few_are_cut_off():
+    margin = Margin()
+    margin.in_time()
+    assert margin.value == Margin.LEAST
+    for _ in range(10):
+        margin.cut_off()
+    risen = margin.value
+    assert risen == pytest.approx(Margin.LEAST + 0.2)
+    for _ in range(49):
+        margin.in_time()
+    margin.cut_off()
+    assert margin.value == pytest.approx(risen), "one of fifty is what is aimed at"
+    for _ in range(100):
+        margin.cut_off()
+    assert margin.value == Margin.MOST
+    for _ in range(5_000):
+        margin.in_time()
+    assert margin.value == Margin.LEAST
+
+
+def test_those_cut_off_in_the_middle_raise_the_margin_and_those_that_never_began_do_not():
+    rig = rig_of()
+    margin = rig.engine._overload._margin
+    rig.add((1, 2), 50, timeout_s=3.5)
+    rig.add((1, 2, 3), 5, timeout_s=3.5)
+    rig.drain()
+    assert rig.counts["deadlines"] == 2
+    assert margin.value == pytest.approx(Margin.LEAST + 0.02)
+    rig.add((1, 2), 2, timeout_s=30.0)
+    rig.drain()
+    assert Margin.LEAST < margin.value < Margin.LEAST + 0.02
 
 
 def test_who_has_become_hopeless_ends_before_it_begins():

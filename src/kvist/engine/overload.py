@@ -23,9 +23,6 @@ from kvist.engine.sequence import EngineRequest
 from kvist.engine.throughput import Throughput
 from kvist.events import EventLog
 
-MARGIN = 1.1
-"""A request is taken if this many times what it is expected to need is left: half need more."""
-
 _RETRY_UNKNOWN_S = 5
 _RETRY_MOST_S = 120
 
@@ -47,6 +44,34 @@ class Overload:
     reason: str
     message: str
     retry_after_s: int
+
+
+class Margin:
+    """How many times what a request is expected to need must be left for it to be taken.
+
+    Half need more than is expected; how much more depends on the load and on the machine. So it is
+    learned: each that was begun and cut off raises the margin, each that ended in time lowers it a
+    little, and it rests where `_LATE_SHARE` are cut off. Starts, and stays at least, at `LEAST`.
+    """
+
+    LEAST = 1.1
+    MOST = 1.6
+    _UP = 0.02
+    _LATE_SHARE = 0.02
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = self.LEAST
+
+    def cut_off(self) -> None:
+        """One that had begun had no time left."""
+        self.value = min(self.MOST, self.value + self._UP)
+
+    def in_time(self) -> None:
+        """One with a deadline ended before it."""
+        share = self._LATE_SHARE
+        self.value = max(self.LEAST, self.value - self._UP * share / (1 - share))
 
 
 class OverloadGuard:
@@ -77,6 +102,7 @@ class OverloadGuard:
         events.subscribe(self._throughput)
         self._forecast = Forecast(scheduler, self._throughput)
         self._deadlines = Deadlines()
+        self._margin = Margin()
         self._requests: dict[str, EngineRequest] = {}
 
     # ------------------------------------------------------------------ coming
@@ -133,12 +159,12 @@ class OverloadGuard:
         assert request.arrived_s is not None
         left_s = request.arrived_s + request.timeout_s - now
         crowd = f"{running} requests run and {ahead} wait before it"
-        if needed_s * MARGIN > left_s:
+        if needed_s * self._margin.value > left_s:
             return Overload(
                 "deadline",
                 f"{crowd}; at the recent pace it would be done in {needed_s:.1f} s, and"
                 f" {max(0.0, left_s):.1f} s of its {request.timeout_s:g} s are left",
-                _clamp(needed_s * MARGIN - left_s),
+                _clamp(needed_s * self._margin.value - left_s),
             )
         promised = ((when_s - now, name) for when_s, name in self._deadlines.until(math.inf))
         if self._forecast.makes_late(request, promised):
@@ -165,8 +191,14 @@ class OverloadGuard:
 
     def forget(self, request_id: str) -> None:
         """The request has ended."""
-        if self._requests.pop(request_id, None) is not None:
-            self._deadlines.forget(request_id)
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return
+        self._deadlines.forget(request_id)
+        assert request.arrived_s is not None
+        assert request.timeout_s is not None
+        if self._clock() < request.arrived_s + request.timeout_s:
+            self._margin.in_time()
 
     def over(self) -> list[tuple[str, str]]:
         """Return (request id, why) of those that are to end now: too late, or hopeless.
@@ -182,6 +214,8 @@ class OverloadGuard:
         for when_s, request_id in self._deadlines.until(now + (longest_s or 0.0)):
             request = self._requests[request_id]
             if when_s <= now:
+                if self._scheduler.has_begun(request_id):
+                    self._margin.cut_off()
                 over.append((request_id, f"deadline: {request.timeout_s:g} s are over"))
             elif self._is_hopeless(request, when_s - now):
                 why = f"deadline: {when_s - now:.1f} s of {request.timeout_s:g} s are left, too few"

@@ -1,15 +1,16 @@
-"""Refusing in a hurry: who asks for no less than one who was just turned away for want of room.
+"""Refusing in a hurry: who asks for not much less than one who was just turned away.
 
 Owns the memory of the last refusals. Knows neither engine nor queue: it passes on what they said.
 
 To refuse is work too: parsing, the chat template, tokenizing, a way to the engine and back. At five
 times the load that can be served, four of five requests are refused, and that work is taken from
 those that are served, on the same cores. So an answer of 503 `overloaded` holds for a moment: a
-request that comes within `HOLDS_S` and asks for no less gets the same answer before any of it is
-done. *No less*: the same route, at least as many bytes and tokens and answers, no more time, and no
-better priority. What is found in a cache is left out of that, as it is in the engine's own
-reckoning. Load balancers know the like as a circuit breaker; this one opens for what was refused
-and no more, so smaller requests still come through.
+request that comes within `HOLDS_S` and asks for not much less gets the same answer before any of it
+is done. *Not much less*: the same route, at least half as many bytes, tokens and answers, no more
+time, and no better priority. Half, since in a crowd the wait decides, and not the own size; what is
+found in a cache is left out of that, as it is in the engine's own reckoning. Load balancers know
+the like as a circuit breaker; this one opens for what was refused and its like, so that small,
+patient and important requests still come through.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-HOLDS_S = 0.1
+HOLDS_S = 0.2
 """So long a refusal stands for others. A few steps: few sequences end in that time."""
+
+SLACK = 0.5
+"""Of what was refused: who asks for less than this is asked about."""
 
 MOST = 16
 """Refusals that are remembered."""
@@ -80,13 +84,13 @@ class Ask:
     patience_s: float
     priority: int
 
-    def is_no_less_than(self, other: Ask) -> bool:
-        """Whether who has no room for the other has none for this one."""
+    def is_hardly_less_than(self, other: Ask) -> bool:
+        """Whether who has no room for the other has hardly any for this one."""
         return (
             self.path == other.path
-            and self.num_bytes >= other.num_bytes
-            and self.most_tokens >= other.most_tokens
-            and self.num_answers >= other.num_answers
+            and self.num_bytes >= other.num_bytes * SLACK
+            and self.most_tokens >= other.most_tokens * SLACK
+            and self.num_answers >= other.num_answers * SLACK
             and self.patience_s <= other.patience_s
             and self.priority >= other.priority
         )
@@ -110,7 +114,7 @@ def read_ask(path: str, body: bytes) -> Ask | None:
 
 
 class RefuseAlike:
-    """A layer of ASGI that answers who asks for no less than one who was just refused.
+    """A layer of ASGI that answers who asks for not much less than one who was just refused.
 
     Stands where bodies come whole, in one piece or several.
 
@@ -156,7 +160,7 @@ class RefuseAlike:
         await self._app(scope, replay, _Listener(send, lambda said: self._note(scope, body, said)))
 
     def _refusal(self, path: str, body: bytes) -> Response | None:
-        """Return what one who asked for no more was told a moment ago."""
+        """Return what one who asked for hardly more was told a moment ago."""
         now = self._clock()
         while self._recent and self._recent[0][0] <= now:
             self._recent.popleft()
@@ -165,7 +169,9 @@ class RefuseAlike:
         ask = read_ask(path, body)
         if ask is None:
             return None
-        return next((said for _, other, said in self._recent if ask.is_no_less_than(other)), None)
+        return next(
+            (said for _, other, said in self._recent if ask.is_hardly_less_than(other)), None
+        )
 
     def _note(self, scope: Scope, body: bytes, said: Response) -> None:
         ask = read_ask(scope["path"], body)
