@@ -6,6 +6,7 @@ Nor do they let go of it for nothing: who gives it up beside a thread that runs 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -24,11 +25,16 @@ def copy_bytes(out: memoryview, data: Bytes) -> None:
         np.copyto(np.frombuffer(out, dtype=np.uint8), np.frombuffer(data, dtype=np.uint8))
 
 
-def join_bytes(parts: list[Bytes]) -> memoryview:
-    """Return one run of bytes made of `parts`, as ``b"".join`` does."""
-    whole = np.empty(sum(map(len, parts)), dtype=np.uint8).data
+def fill(out: memoryview, parts: Sequence[Bytes]) -> None:
+    """Fill `out` with `parts`, one behind the other. Together they are as long."""
     position = 0
     for part in parts:
-        copy_bytes(whole[position : position + len(part)], part)
+        copy_bytes(out[position : position + len(part)], part)
         position += len(part)
+
+
+def join_bytes(parts: Sequence[Bytes]) -> memoryview:
+    """Return one run of bytes made of `parts`, as ``b"".join`` does."""
+    whole = np.empty(sum(map(len, parts)), dtype=np.uint8).data
+    fill(whole, parts)
     return whole

@@ -19,16 +19,19 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import zstandard
 
 from kvist.codecs.base import Codec
-from kvist.codecs.copying import copy_bytes, join_bytes
+from kvist.codecs.copying import Bytes, copy_bytes, fill
 from kvist.errors import ConfigError, DamageError
 
 _PLANED_ITEMSIZES = (2, 4, 8)
-_SAMPLE_BYTES = 8 << 10
+_SAMPLES = 4
+_SAMPLE_BYTES = 2 << 10
 _WORTHWHILE = 0.97
 _FEW_MATCHES = zstandard.ZstdCompressionParameters(
     window_log=17,
@@ -74,14 +77,74 @@ class ZstdCodec(Codec):
         self._contexts = threading.local()
 
     def encode(self, segment: memoryview, itemsize: int) -> bytes | memoryview:
-        """See `Codec.encode`. About 0.6 GB/s on bf16 and one core, one copy of the segment."""
-        width = _width(len(segment), itemsize)
-        compressor = self._compressor()
-        parts = [_compress(compressor, plane) for plane in _split(segment, width)]
-        lengths = struct.pack(f"<{width}I", *map(len, parts))
-        if len(lengths) + sum(map(len, parts)) >= len(segment):
-            return segment
-        return join_bytes([lengths, *parts])
+        """See `Codec.encode`."""
+        return self._encode(segment, [len(segment)], _width(len(segment), itemsize))[0]
+
+    def encode_block(
+        self, block: memoryview, segment_bytes: Sequence[int], itemsize: int
+    ) -> list[bytes | memoryview]:
+        """See `Codec.encode_block`. About 0.9 GB/s on bf16 and one core, a copy of the block."""
+        widths = {_width(length, itemsize) for length in segment_bytes}
+        if len(widths) != 1:
+            return super().encode_block(block, segment_bytes, itemsize)
+        return self._encode(block, segment_bytes, widths.pop())
+
+    def _encode(
+        self, block: memoryview, segment_bytes: Sequence[int], width: int
+    ) -> list[bytes | memoryview]:
+        planes = self._split(block, width)
+        parts: list[list[Bytes]] = []
+        chosen: list[tuple[int, int]] = []
+        position = 0
+        worthwhile = [self._is_worthwhile(plane) for plane in planes]
+        for length in segment_bytes:
+            start, position = position, position + length
+            parts.append([plane[start // width : position // width] for plane in planes])
+            # A plane of nothing is a frame of something.
+            if length:
+                chosen += [(len(parts) - 1, at) for at in range(width) if worthwhile[at]]
+        frames = self._compress([parts[number][at] for number, at in chosen])
+        for (number, at), frame in zip(chosen, frames, strict=True):
+            if _pays(frame, parts[number][at]):
+                parts[number][at] = frame
+        return _join_segments(block, segment_bytes, parts)
+
+    def _is_worthwhile(self, plane: memoryview) -> bool:
+        """Whether a plane seems to be more than noise: what `_SAMPLES` of it come to."""
+        if len(plane) <= 2 * _SAMPLES * _SAMPLE_BYTES:
+            return True
+        stride = len(plane) // _SAMPLES
+        sample = b"".join(plane[at * stride :][:_SAMPLE_BYTES] for at in range(_SAMPLES))
+        return _pays(self._compress([sample])[0], sample)
+
+    def _compress(self, planes: Sequence[Bytes]) -> list[bytes]:
+        """Compress each, all of them without the interpreter lock."""
+        if not planes:
+            return []
+        frames = self._compressor().multi_compress_to_buffer(list(planes), threads=0)
+        return [frames[index].tobytes() for index in range(len(frames))]
+
+    def _split(self, block: memoryview, width: int) -> list[memoryview]:
+        if width == 1:
+            return [block]
+        # Shifts and narrowing copies of whole numbers: four times as fast as strided bytes. In
+        # memory that was there before: fresh pages would take longer than the shifting.
+        numbers = np.frombuffer(block, dtype=f"<u{width}")
+        scratch = self._scratch(2 * len(block))
+        planes = scratch[: len(block)].reshape(width, len(numbers))
+        shifted = scratch[len(block) : 2 * len(block)].view(numbers.dtype)
+        np.copyto(planes[0], numbers, casting="unsafe")
+        for index in range(1, width):
+            np.right_shift(numbers, 8 * index, out=shifted)
+            np.copyto(planes[index], shifted, casting="unsafe")
+        return [plane.data for plane in planes]
+
+    def _scratch(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Memory of this thread, at least so long: what it held before is gone."""
+        found: npt.NDArray[np.uint8] | None = getattr(self._contexts, "scratch", None)
+        if found is None or len(found) < nbytes:
+            found = self._contexts.scratch = np.empty(nbytes, dtype=np.uint8)
+        return found
 
     def decode(self, data: memoryview, out: memoryview, itemsize: int) -> None:
         """See `Codec.decode`. About 1.5 GB/s on bf16 and one core, one copy of the segment."""
@@ -135,17 +198,7 @@ class ZstdCodec(Codec):
         return found
 
 
-def _compress(compressor: zstandard.ZstdCompressor, plane: memoryview) -> bytes | memoryview:
-    if len(plane) > 2 * _SAMPLE_BYTES:
-        middle = len(plane) // 2
-        sample = plane[middle : middle + _SAMPLE_BYTES]
-        if not _pays(compressor.compress(sample), sample):
-            return plane
-    frame = compressor.compress(plane)
-    return frame if _pays(frame, plane) else plane
-
-
-def _pays(frame: bytes, plane: memoryview) -> bool:
+def _pays(frame: Bytes, plane: Bytes) -> bool:
     return len(frame) < _WORTHWHILE * len(plane)
 
 
@@ -154,15 +207,28 @@ def _width(segment_bytes: int, itemsize: int) -> int:
     return itemsize if itemsize in _PLANED_ITEMSIZES and segment_bytes % itemsize == 0 else 1
 
 
-def _split(segment: memoryview, width: int) -> list[memoryview]:
-    if width == 1:
-        return [segment]
-    # Shifts and narrowing copies of whole numbers: four times as fast as strided bytes.
-    numbers = np.frombuffer(segment, dtype=f"<u{width}")
-    planes = np.empty((width, len(numbers)), dtype=np.uint8)
-    for index in range(width):
-        np.copyto(planes[index], numbers >> (8 * index) if index else numbers, casting="unsafe")
-    return [plane.data for plane in planes]
+def _join_segments(
+    block: memoryview, segment_bytes: Sequence[int], parts: list[list[Bytes]]
+) -> list[bytes | memoryview]:
+    """Put each segment's planes behind their lengths, or leave it as it is where that is shorter.
+
+    All in one run of memory: an allocation a segment costs more than the copies.
+    """
+    heads = [struct.pack(f"<{len(planes)}I", *map(len, planes)) for planes in parts]
+    sizes = [len(head) + sum(map(len, planes)) for head, planes in zip(heads, parts, strict=True)]
+    whole = np.empty(sum(sizes), dtype=np.uint8).data
+    encoded: list[bytes | memoryview] = []
+    start = position = 0
+    for length, size, head, planes in zip(segment_bytes, sizes, heads, parts, strict=True):
+        if size >= length:
+            encoded.append(block[start : start + length])
+        else:
+            out = whole[position : position + size]
+            fill(out, [head, *planes])
+            encoded.append(out)
+            position += size
+        start += length
+    return encoded
 
 
 def _join(planes: list[bytes | memoryview], out: memoryview) -> None:

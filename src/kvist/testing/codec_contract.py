@@ -58,6 +58,27 @@ class CodecContract:
 
         check()
 
+    def test_a_block_is_encoded_as_its_segments_are(self) -> None:
+        """Segments of all lengths, side by side: none takes from its neighbour."""
+
+        @given(
+            parts=st.lists(segments(), max_size=4),
+            itemsize=st.sampled_from([1, 2, 4]),
+        )
+        def check(parts: list[bytes], itemsize: int) -> None:
+            codec = self.make()
+            lengths = [len(part) for part in parts]
+            encoded = codec.encode_block(memoryview(b"".join(parts)), lengths, itemsize)
+            assert len(encoded) == len(parts)
+            for part, data in zip(parts, encoded, strict=True):
+                assert len(data) <= codec.max_encoded_bytes(len(part))
+                out = memoryview(bytearray(len(part)))
+                codec.decode(memoryview(data), out, itemsize)
+                if codec.lossless:
+                    assert out == part
+
+        check()
+
     def test_damage_is_told_or_harmless_and_stays_inside(self) -> None:
         """Cut, flipped or grown data: `DamageError` or wrong bytes, nothing else, none outside."""
 

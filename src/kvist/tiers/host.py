@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
 from kvist.codecs.base import Codec
 from kvist.codecs.raw import RawCodec
@@ -288,16 +289,12 @@ class HostTier(Tier):
         self, space: Namespace, key: BlockKey, block: memoryview, meta: BlockMeta
     ) -> Record | None:
         """Encode one block and lay it down; None if there is no room. The caller is its user."""
-        parts, ends, checksums = [], [], []
-        position = end = 0
-        for index, segment_bytes in enumerate(space.segment_bytes):
-            segment = block[position : position + segment_bytes]
-            part = self._codec.encode(segment, space.itemsize)
-            checksums.append(self._checksum.digest(space.digest, key, index, part))
-            position += segment_bytes
-            end += len(part)
-            parts.append(part)
-            ends.append(end)
+        parts = self._codec.encode_block(block, space.segment_bytes, space.itemsize)
+        ends = list(accumulate(map(len, parts)))
+        checksums = [
+            self._checksum.digest(space.digest, key, index, part)
+            for index, part in enumerate(parts)
+        ]
         record = self._books.place(
             space.digest + key,
             space.digest + meta.parent,

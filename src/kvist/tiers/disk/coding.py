@@ -61,12 +61,7 @@ class Coder:
 
     def encode(self, label: Namespace, key: BlockKey, block: memoryview, meta: BlockMeta) -> Put:
         """Encode a block and compute its checksums; keeps views of `block`."""
-        segments: list[memoryview | bytes] = []
-        position = 0
-        for length in label.segment_bytes:
-            raw = block[position : position + length]
-            segments.append(self._codec.encode(raw, label.itemsize))
-            position += length
+        segments = self._codec.encode_block(block, label.segment_bytes, label.itemsize)
         return Put(
             label.digest,
             key,

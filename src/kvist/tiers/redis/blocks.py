@@ -138,14 +138,7 @@ class RedisBlocks:
         self, space: Namespace, key: BlockKey, block: memoryview, meta: BlockMeta
     ) -> Encoded:
         """Encode a block. Talks to nobody."""
-        parts, checksums = [], []
-        position = 0
-        for index, segment_bytes in enumerate(space.segment_bytes):
-            segment = block[position : position + segment_bytes]
-            part = self._codec.encode(segment, space.itemsize)
-            checksums.append(self._checksum.digest(space.digest, key, index, part))
-            parts.append(part)
-            position += segment_bytes
+        parts = self._codec.encode_block(block, space.segment_bytes, space.itemsize)
         header = Header(
             codec_id=self._codec.wire_id,
             exact=self._codec.lossless,
@@ -154,9 +147,12 @@ class RedisBlocks:
             meta=meta,
             created_s=self._wall(),
             lengths=tuple(map(len, parts)),
-            checksums=tuple(checksums),
+            checksums=tuple(
+                self._checksum.digest(space.digest, key, index, part)
+                for index, part in enumerate(parts)
+            ),
         )
-        data = memoryview(parts[0]) if len(parts) == 1 else join_bytes(list(parts))
+        data = memoryview(parts[0]) if len(parts) == 1 else join_bytes(parts)
         packed = header.pack(space.digest, key, self._checksum)
         return Encoded(self.name(space.digest, key), header, packed, data)
 
