@@ -7,17 +7,33 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from kvist.cli import app
+from kvist.errors import ConfigError
+from kvist.lab.doctor.events import read_events
 from kvist.lab.doctor.exposition import read_exposition
 from kvist.lab.doctor.finding import SYMPTOMS
-from kvist.lab.doctor.logs import RULES, examine_log
-from kvist.lab.doctor.prompts import compare_prompts, read_prompts
-from kvist.lab.doctor.requests import examine_requests, lint_template
-from kvist.lab.doctor.server import Thresholds, examine_server
+from kvist.lab.doctor.kpis import key_figures
+from kvist.lab.doctor.log_rules import RULES
+from kvist.lab.doctor.logs import examine_log
+from kvist.lab.doctor.prompts import compare_prompts
+from kvist.lab.doctor.reading import Reading, read_metrics
+from kvist.lab.doctor.records import Record, read_records
+from kvist.lab.doctor.requests import ServerFacts, examine_requests
+from kvist.lab.doctor.reuse import measure_reuse
+from kvist.lab.doctor.server import examine_server
+from kvist.lab.doctor.template import lint_template
+from kvist.lab.doctor.thresholds import (
+    DEFAULT_THRESHOLDS,
+    Level,
+    Limit,
+    Thresholds,
+    read_thresholds,
+)
 
 HEALTHY = {
     "kv_cache_usage_perc": 0.45,
@@ -44,6 +60,14 @@ def exposition(engine: str, **changes: float) -> str:
     return "# HELP x y\n" + "".join(f"{engine}:{name} {value}\n" for name, value in values.items())
 
 
+def look(text: str, thresholds: Thresholds = DEFAULT_THRESHOLDS):
+    return examine_server(read_metrics(read_exposition(text)), thresholds)
+
+
+def records(prompts: list[str], **fields) -> list[Record]:
+    return [Record(prompt, **fields) for prompt in prompts]
+
+
 def names(found) -> list[str]:
     return [finding.symptom.name for finding in found]
 
@@ -52,9 +76,9 @@ def names(found) -> list[str]:
 def test_a_healthy_server_has_no_finding(engine):
     metrics = read_exposition(exposition(engine))
     assert metrics.engine == engine
-    assert examine_server(metrics) == []
+    assert look(exposition(engine)) == []
     idle = {name: 0.0 for name in HEALTHY if "config" not in name}
-    assert examine_server(read_exposition(exposition(engine, **idle))) == []
+    assert look(exposition(engine, **idle)) == []
 
 
 @pytest.mark.parametrize(
@@ -63,7 +87,7 @@ def test_a_healthy_server_has_no_finding(engine):
         ("pool-exhausted", {"kv_cache_usage_perc": 0.99, "num_requests_waiting": 30}),
         ("queue-without-pressure", {"kv_cache_usage_perc": 0.2, "num_requests_waiting": 30}),
         ("preemption-storm", {"num_preemptions_total": 700}),
-        ("hit-rate-low", {"prefix_cache_hits_total": 20_000}),
+        ("hit-rate-low", {"prefix_cache_hits_total": 500_000}),
         (
             "cache-too-small",
             {
@@ -88,7 +112,7 @@ def test_a_planted_cause_is_the_first_finding(symptom, changes):
     text = exposition("vllm", **changes)
     if symptom == "max-model-len-too-long":
         text = "\n".join(line for line in text.splitlines() if 'max_model_len="8192"' not in line)
-    found = examine_server(read_exposition(text))
+    found = look(text)
     assert names(found)[:1] == [symptom]
     assert found[0].evidence
     assert found[0].remedy
@@ -98,17 +122,17 @@ def test_prefix_caching_that_is_off_is_said_and_its_hit_rate_is_not():
     text = exposition("vllm", prefix_cache_hits_total=0).replace(
         'enable_prefix_caching="True"', 'enable_prefix_caching="False"'
     )
-    assert names(examine_server(read_exposition(text))) == ["prefix-caching-off"]
+    assert names(look(text)) == ["prefix-caching-off"]
 
 
 def test_a_pool_that_is_full_of_cached_blocks_is_healthy():
     text = exposition("kvist") + 'kvist:kv_blocks{state="cached"} 9000\n'
-    assert examine_server(read_exposition(text)) == []
+    assert look(text) == []
 
 
 def test_remedies_name_the_flags_of_the_engine():
     def remedy(text: str) -> str:
-        return examine_server(read_exposition(text))[0].remedy
+        return look(text)[0].remedy
 
     changes = {"kv_cache_usage_perc": 0.99, "num_requests_waiting": 30}
     assert "--kv-cache-memory-bytes" in remedy(exposition("kvist", **changes))
@@ -121,15 +145,14 @@ def test_remedies_name_the_flags_of_the_engine():
 
 
 def test_thresholds_can_be_set():
-    metrics = read_exposition(exposition("vllm"))
-    strict = Thresholds(latency_s=(0.5, 1.0))
-    assert names(examine_server(metrics, strict)) == ["latency-high"]
+    strict = Thresholds(mean_latency_s=Limit(0.5, 1.0))
+    assert names(look(exposition("vllm"), strict)) == ["latency-high"]
 
 
 LOGS = {
     "oom-at-start": "ValueError: No available memory for the cache blocks. Try increasing it.",
     "context-truncated": 'level=WARN msg="truncating input prompt" limit=4096 prompt=9211 keep=5',
-    "reservation-waste": "Maximum concurrency for 131,072 tokens per request: 1.21x",
+    "max-model-len-too-long": "Maximum concurrency for 131,072 tokens per request: 1.21x",
     "kv-quantization-risk": "Using fp8 data type to store kv cache. It may drop accuracy without a"
     " proper scaling factor",
     "prefix-caching-off": "engine args: enable_prefix_caching=False, seed=0",
@@ -185,7 +208,7 @@ def chats(make_system, n=40):
 
 def test_a_timestamp_near_the_start_is_found_with_its_place():
     prompts = chats(lambda i: f"You are a helpful bot. Time: 12:{i:02d}:30. {RULES_TEXT}")
-    found = examine_requests(compare_prompts(prompts))
+    found = examine_requests(records(prompts))
     assert names(found)[0] == "prefix-differs-early"
     assert "a timestamp at about token" in found[0].evidence
     sharing = compare_prompts(prompts)
@@ -202,17 +225,17 @@ def test_a_user_id_and_a_date_are_told_apart():
 
 
 def test_prompts_that_share_a_long_beginning_are_healthy():
-    assert examine_requests(compare_prompts(chats(lambda _: RULES_TEXT))) == []
+    assert examine_requests(records(chats(lambda _: RULES_TEXT))) == []
 
 
 def test_prompts_that_share_nothing_or_too_little():
     rng = random.Random(1)
     strangers = [" ".join(f"w{rng.randrange(10**9)}" for _ in range(60)) for _ in range(30)]
-    assert names(examine_requests(compare_prompts(strangers))) == ["prompts-share-nothing"]
+    assert names(examine_requests(records(strangers))) == ["prompts-share-nothing"]
     short = [f"You are helpful. {text}" for text in strangers]
-    assert names(examine_requests(compare_prompts(short))) == ["block-larger-than-prefix"]
-    assert examine_requests(compare_prompts(strangers[:1])) == []
-    assert examine_requests(compare_prompts([])) == []
+    assert names(examine_requests(records(short))) == ["block-larger-than-prefix"]
+    assert examine_requests(records(strangers[:1])) == []
+    assert examine_requests(records([])) == []
 
 
 def test_request_logs_are_read_in_the_shapes_that_there_are():
@@ -225,8 +248,8 @@ def test_request_logs_are_read_in_the_shapes_that_there_are():
         "",
         '{"prompt": "cut o',
     ]
-    prompts, bad = read_prompts(lines)
-    assert prompts == ["user\nhi", "user\nhi", "hello"]
+    found, bad = read_records(lines)
+    assert [record.prompt for record in found] == ["user\nhi", "user\nhi", "hello"]
     assert bad == 2
 
 
@@ -284,3 +307,156 @@ def test_other_misuse(tmp_path):
     assert run("http://127.0.0.1:9").exit_code == 2
     assert run("prompts").exit_code == 2
     assert run("a", "b").exit_code == 2
+
+
+def test_the_table_of_the_docs_is_the_list():
+    docs = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
+    for symptom in SYMPTOMS.values():
+        row = f"| {symptom.title} (`{symptom.name}`) | {symptom.check} | {symptom.remedy} |"
+        assert row in docs.splitlines()
+
+
+def test_key_figures_are_graded_only_where_they_say_something():
+    def levels(**values):
+        figures = key_figures(Reading(**values), DEFAULT_THRESHOLDS)
+        return {figure.name: figure.level for figure in figures}
+
+    idle = levels(requests_per_s=0.1, pool_use=0.85, queried_tokens=1e6, hit_tokens=1e3)
+    assert idle["requests_per_s"] is Level.UNKNOWN  # nobody asks for more
+    assert idle["hit_rate"] is Level.UNKNOWN  # prompts may share nothing
+    assert idle["kv_pool_use"] is Level.WARNING
+    assert idle["mean_latency_s"] is Level.UNKNOWN
+    busy = levels(
+        requests_per_s=60.0,
+        waiting=9,
+        pool_use=0.95,
+        latency_s=3.0,
+        num_latencies=50,
+        queried_tokens=1e6,
+        hit_tokens=4e5,
+    )
+    assert busy["requests_per_s"] is Level.WARNING
+    assert busy["kv_pool_use"] is Level.BAD
+    assert busy["mean_latency_s"] is Level.WARNING
+    assert busy["hit_rate"] is Level.BAD
+    # Nobody can find more than there is.
+    assert levels(queried_tokens=1e6, hit_tokens=4e5, attainable_rate=0.45)["hit_rate"] is Level.OK
+    assert levels(queried_tokens=1e6, attainable_rate=0.6)["hit_rate"] is Level.BAD
+
+
+def test_thresholds_come_from_flags_over_a_file_over_the_defaults(tmp_path):
+    file = tmp_path / "limits.toml"
+    file.write_text("mean_latency_s = [1, 3]\nhit_rate = [0.6, 0.3]\nmin_requests = 7\n")
+    found = read_thresholds(file, ["hit_rate=50%, 20%"])
+    assert found.mean_latency_s == Limit(1, 3)
+    assert found.hit_rate == Limit(0.5, 0.2)
+    assert found.min_requests == 7
+    assert found.kv_pool_use == DEFAULT_THRESHOLDS.kv_pool_use
+    for wrong in (
+        "latency=1,2",
+        "hit_rate=0.5,0.9",
+        "mean_latency_s=2",
+        "hit_rate=a,b",
+        "hit_rate",
+        "min_requests=nan",
+        "mean_latency_s=5,5",
+    ):
+        with pytest.raises(ConfigError):
+            read_thresholds(None, [wrong])
+    file.write_text("mean_latency_s = [1, ")
+    with pytest.raises(ConfigError, match="no TOML"):
+        read_thresholds(file)
+
+
+def test_two_looks_count_what_came_between_and_forget_a_restart():
+    before = read_exposition("vllm:num_preemptions_total 100\nvllm:num_requests_running 9\n")
+    after = read_exposition("vllm:num_preemptions_total 130\nvllm:num_requests_running 4\n")
+    changed = after.since(before)
+    assert changed.total("num_preemptions_total") == 30
+    assert changed.total("num_requests_running") == 4
+    assert before.since(after).total("num_preemptions_total") == 100
+
+
+def test_reuse_is_what_lru_of_each_size_finds():
+    """Against LRU by the letter, over generated chains, at every size."""
+    rng = random.Random(3)
+    chains = [
+        [(c, d) for d in range(rng.randrange(1, 6))] for c in (rng.randrange(8) for _ in range(80))
+    ]
+    reuse = measure_reuse(chains, 1.0)
+    total = sum(map(len, chains))
+    for size in range(1, 41):
+        resident: list[tuple[int, int]] = []  # oldest first
+        hits = 0
+        for chain in chains:
+            found = 0
+            while found < len(chain) and chain[found] in resident:
+                found += 1
+            hits += found
+            for block in reversed(chain):
+                if block in resident:
+                    resident.remove(block)
+                resident.append(block)
+            del resident[: max(0, len(resident) - size)]
+        assert reuse.rate(size) == pytest.approx(hits / total), size
+    assert reuse.rate(10**9) == reuse.attainable
+    assert reuse.rate(reuse.enough_tokens()) >= 0.9 * reuse.attainable
+
+
+def event(kind: str, **fields) -> str:
+    return json.dumps({"t": 1.0, "event": kind, **fields})
+
+
+def test_blocks_that_come_back_tell_a_small_cache_from_a_flooded_one():
+    """An event log knows blocks by name, so that no rate has to be guessed at."""
+
+    def lived(keys: list[str], size: int) -> list[str]:
+        resident: list[str] = []
+        lines = []
+        for key in keys:
+            if key in resident:
+                resident.remove(key)
+            else:
+                lines.append(event("BlockStored", key=key))
+            resident.append(key)
+            if len(resident) > size:
+                lines.append(event("BlockEvicted", key=resident.pop(0)))
+        return lines
+
+    in_turn = [f"k{i % 60}" for i in range(300)]
+    found, _, bad = read_events(lived(in_turn, 40))
+    assert names(found) == ["cache-too-small"]
+    assert bad == 0
+    once = iter(range(10**6))
+    flooded = [key for i in range(20) for key in ("a", "b", *(f"n{next(once)}" for _ in range(6)))]
+    assert names(read_events(lived(flooded, 6))[0]) == ["hot-prefixes-evicted"]
+    assert names(read_events(lived(in_turn, 60))[0]) == []
+    assert read_events(["{", "[]", '{"t": 1, "event": "New", "x": 2}', '{"event": 3}'])[2] == 3
+
+
+def test_what_a_server_finds_is_held_against_what_prompts_share():
+    prompts = records(chats(lambda _: RULES_TEXT))
+
+    def found(**server):
+        return names(examine_requests(prompts, server=ServerFacts(**server)))
+
+    assert found(hit_rate=0.9) == []
+    assert found(hit_rate=0.001) == ["salt-or-hash-differs"]
+    assert found(hit_rate=0.4) == ["hit-rate-low"]
+    assert found(pool_tokens=100) == ["cache-too-small"]
+    assert found(max_model_len=131072) == ["max-model-len-too-long"]
+    salted = [Record(r.prompt, ("", "", f"user {n}")) for n, r in enumerate(prompts)]
+    assert names(examine_requests(salted)) == ["salt-or-hash-differs"]
+
+
+def test_several_targets_are_looked_at_together(tmp_path):
+    metrics, requests = tmp_path / "metrics.txt", tmp_path / "requests.jsonl"
+    metrics.write_text(exposition("vllm", prefix_cache_hits_total=0))
+    requests.write_text("\n".join(json.dumps({"prompt": p}) for p in chats(lambda _: RULES_TEXT)))
+    assert run(str(metrics)).exit_code == 0
+    shown = json.loads(run(str(requests), str(metrics), "--json").stdout)
+    assert shown["findings"][0]["symptom"] == "salt-or-hash-differs"
+    assert shown["targets"] == ["metrics", "requests"]
+    ignore = ("--ignore", "salt-or-hash-differs", "--ignore", "max-model-len-too-long")
+    assert run(str(requests), str(metrics), *ignore).exit_code == 0
+    assert run(str(metrics), "--ignore", "nonsense").exit_code == 2

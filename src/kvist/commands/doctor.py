@@ -1,12 +1,13 @@
 """`kvist doctor`: parse, call, print. What is a symptom stands in `kvist.lab.doctor`.
 
-Exit codes: 0 nothing found, 1 something found, 2 the target cannot be read.
+Exit codes: 0 nothing found, 1 something found, 2 a target cannot be read.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,19 +16,41 @@ from kvist.commands.terminal import bad_input, out
 from kvist.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kvist.lab.doctor.finding import Finding
+    from kvist.lab.doctor.examine import Diagnosis
+
+_STYLES = {"ok": "green", "warning": "yellow", "bad": "bold red"}
 
 
 def doctor(
-    target: Annotated[
+    targets: Annotated[
         list[str] | None,
         typer.Argument(
-            help="URL of a server, file with its metrics, its log, or a request log (JSONL);"
-            " 'prompts FILE' lints a template."
+            help="URL of a server, file with its metrics, its log, a request log or trace (JSONL),"
+            " kvist's event log; several are looked at together. 'prompts FILE' lints a template."
         ),
     ] = None,
-    block_size: Annotated[int, typer.Option(help="Of the server, for request logs.", min=1)] = 16,
-    latency: Annotated[float, typer.Option(help="Mean seconds a request to warn from.")] = 2.0,
+    interval: Annotated[
+        float, typer.Option(help="Seconds: read a URL twice and look at what changed.")
+    ] = 0.0,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=WARNING,BAD, as mean_latency_s=2,5; repeatable."),
+    ] = None,
+    thresholds: Annotated[
+        Path | None, typer.Option(help="TOML file of them: mean_latency_s = [2, 5].")
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(help="Leave a symptom out, by its name; repeatable.")
+    ] = None,
+    block_size: Annotated[
+        int | None, typer.Option(help="Of the server, for request logs. Default 16.", min=1)
+    ] = None,
+    pool_tokens: Annotated[
+        int | None, typer.Option(help="The KV pool of the server, for request logs.", min=1)
+    ] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Of the server, for request logs.", min=1)
+    ] = None,
     list_symptoms: Annotated[
         bool, typer.Option("--list", help="Show what is looked for, and the remedies.")
     ] = False,
@@ -39,81 +62,91 @@ def doctor(
 
     kvist doctor vllm.log
 
-    kvist doctor requests.jsonl
+    kvist doctor http://127.0.0.1:8000 requests.jsonl
 
     kvist doctor prompts template.jinja
     """
-    from kvist.lab.doctor.finding import SYMPTOMS
-
     if list_symptoms:
-        for symptom in SYMPTOMS.values():
-            out.print(f"[bold]{symptom.title}[/] ({symptom.name})", highlight=False)
-            for word, text in (("check", symptom.check), ("remedy", symptom.remedy)):
-                out.print(f"    {word:<7} {text}", highlight=False, markup=False, soft_wrap=True)
+        _list(as_json)
         return
     with bad_input():
-        if not target:
+        from kvist.lab.doctor.examine import Question, diagnose
+        from kvist.lab.doctor.thresholds import read_thresholds
+
+        if not targets:
             raise ConfigError("name a target: kvist doctor http://127.0.0.1:8000, or a file")
-        if target[0] == "prompts":
-            _lint(target[1:], as_json)
+        if targets[0] == "prompts":
+            _lint(targets[1:], as_json)
             return
-        for name in target[1:]:
-            raise ConfigError(f"one target at a time; {name!r} is a second")
-        _examine(target[0], block_size, latency, as_json)
-
-
-def _examine(name: str, block_size: int, latency_s: float, as_json: bool) -> None:
-    from kvist.lab.doctor.exposition import read_exposition
-    from kvist.lab.doctor.finding import SCHEMA
-    from kvist.lab.doctor.logs import examine_log
-    from kvist.lab.doctor.prompts import compare_prompts, read_prompts
-    from kvist.lab.doctor.requests import examine_requests
-    from kvist.lab.doctor.server import Thresholds, examine_server
-    from kvist.lab.doctor.target import TargetKind, read_target
-
-    target = read_target(name)
-    facts: list[str] = []
-    found: list[Finding]
-    if target.kind is TargetKind.METRICS:
-        metrics = read_exposition(target.text)
-        if not metrics.engine:
-            raise ConfigError(f"{name} has metrics, but none of kvist, vLLM, llama.cpp or SGLang")
-        facts.append(f"metrics of {metrics.engine}")
-        thresholds = Thresholds(latency_s=(latency_s, 2.5 * latency_s))
-        found = examine_server(metrics, thresholds)
-    elif target.kind is TargetKind.REQUESTS:
-        prompts, bad = read_prompts(target.text.splitlines())
-        if not prompts:
-            raise ConfigError(f"{name}: {bad} lines, none with messages or a prompt")
-        sharing = compare_prompts(prompts)
-        rate = sharing.shared_words / max(1, sharing.num_words)
-        low, half, high = sharing.quartiles
-        facts.append(
-            f"{sharing.num_prompts} prompts, {rate:.0%} of their words shared; longest prefix"
-            f" shared with another: {low} / {half} / {high} words (quartiles)"
+        question = Question(
+            thresholds=read_thresholds(thresholds, limit or ()),
+            block_size=block_size,
+            pool_tokens=pool_tokens,
+            max_model_len=max_model_len,
+            interval_s=interval,
+            ignored=tuple(ignore or ()),
         )
-        if bad:
-            facts.append(f"{bad} lines held no prompt and were passed over")
-        found = examine_requests(sharing, block_size)
-    else:
-        facts.append("a server's log")
-        found = examine_log(target.text.splitlines())
+        answer = diagnose(targets, question)
     if as_json:
-        body = {"schema": SCHEMA, "target": target.kind.value, "facts": facts}
-        out.print_json(json.dumps({**body, "findings": [each.to_dict() for each in found]}))
+        body = answer.to_dict() | {"thresholds": question.thresholds.to_dict()}
+        out.print_json(json.dumps(body))
     else:
-        _show(facts, found)
-    if found:
+        _show(answer)
+    if answer.findings:
         raise typer.Exit(1)
 
 
-def _show(facts: Sequence[str], found: Sequence[Finding]) -> None:
-    for fact in facts:
+def _list(as_json: bool) -> None:
+    from kvist.lab.doctor.finding import SCHEMA, SYMPTOMS
+
+    if as_json:
+        rows = [
+            {"symptom": s.name, "title": s.title, "check": s.check, "remedy": s.remedy}
+            for s in SYMPTOMS.values()
+        ]
+        out.print_json(json.dumps({"schema": SCHEMA, "symptoms": rows}))
+        return
+    for symptom in SYMPTOMS.values():
+        out.print(f"[bold]{symptom.title}[/] ({symptom.name})", highlight=False)
+        for word, text in (("check", symptom.check), ("remedy", symptom.remedy)):
+            out.print(f"    {word:<7} {text}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _show(answer: Diagnosis) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    for fact in answer.facts:
         out.print(fact, style="dim", markup=False, highlight=False, soft_wrap=True)
-    if not found:
+    if answer.figures:
+        table = Table(title="key figures", title_justify="left")
+        for column in ("", "now", "warning", "bad", ""):
+            table.add_column(column, justify="right" if column else "left")
+        for figure in answer.figures:
+            level = figure.level.value
+            grade = level if figure.level in _STYLES else ""
+            remark = f"{grade}: {figure.remark}" if grade and figure.remark else ""
+            limits = figure.text(figure.limit.warning), figure.text(figure.limit.bad)
+            table.add_row(
+                figure.title,
+                figure.text(figure.value),
+                *limits,
+                Text(remark or grade or figure.remark, style=_STYLES.get(grade, "dim")),
+            )
+        out.print(table)
+    if answer.prefix_lengths:
+        most = max(count for _, count in answer.prefix_lengths)
+        rows = Table(title="longest prefix shared with another prompt", title_justify="left")
+        rows.add_column("tokens, below", justify="right")
+        rows.add_column("prompts", justify="right")
+        rows.add_column("")
+        for below, count in answer.prefix_lengths:
+            rows.add_row(f"{below:,}", f"{count:,}", "█" * round(24 * count / max(1, most)))
+        out.print(rows)
+    if not answer.findings:
         out.print("nothing found", highlight=False)
-    for number, finding in enumerate(found, 1):
-        out.print(f"[bold]{number}. {finding.symptom.title}[/]", highlight=False)
+    for number, finding in enumerate(answer.findings, 1):
+        out.print(f"[bold]{number}. {finding.symptom.title}[/]", highlight=False, soft_wrap=True)
         for word, text in (
             ("seen", finding.evidence),
             ("likely", finding.cause),
@@ -124,15 +157,15 @@ def _show(facts: Sequence[str], found: Sequence[Finding]) -> None:
 
 def _lint(files: Sequence[str], as_json: bool) -> None:
     from kvist.lab.doctor.finding import SCHEMA
-    from kvist.lab.doctor.requests import lint_template
     from kvist.lab.doctor.target import read_target
+    from kvist.lab.doctor.template import lint_template
 
     if len(files) != 1:
         raise ConfigError("kvist doctor prompts FILE: name one template")
     issues = lint_template(read_target(files[0]).text)
     if as_json:
         rows = [{"line": i.line, "text": i.text, "why": i.why} for i in issues]
-        out.print_json(json.dumps({"schema": SCHEMA, "target": "template", "issues": rows}))
+        out.print_json(json.dumps({"schema": SCHEMA, "targets": ["template"], "issues": rows}))
     elif not issues:
         out.print("nothing found", highlight=False)
     else:

@@ -15,6 +15,8 @@ _LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+\S+)?\s*$")
 _LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 _PREFIXES = {"kvist": "kvist:", "vllm": "vllm:", "llama.cpp": "llamacpp:", "sglang": "sglang:"}
 
+_COUNTERS = ("_total", "_sum", "_count", "_bucket")
+
 Labels = Mapping[str, str]
 
 
@@ -40,6 +42,32 @@ class Exposition:
             if found:
                 return math.fsum(value for _, value in found)
         return None
+
+    def peak(self, *names: str) -> float | None:
+        """Largest over labels of the first name that is there: what a share needs."""
+        for name in names:
+            found = self.samples.get(name)
+            if found:
+                return max(value for _, value in found)
+        return None
+
+    def since(self, earlier: Exposition) -> Exposition:
+        """Return what was counted after `earlier`; gauges are those of now.
+
+        A counter that is smaller now was started anew: it counts from zero.
+        """
+        changed = Exposition(self.engine)
+        for name, found in self.samples.items():
+            if not name.endswith(_COUNTERS):
+                changed.samples[name] = found
+                continue
+            before = {_labels_key(labels): value for labels, value in earlier.samples.get(name, ())}
+            changed.samples[name] = [
+                (labels, value - past if value >= past else value)
+                for labels, value in found
+                for past in (before.get(_labels_key(labels), 0.0),)
+            ]
+        return changed
 
     def by_label(self, name: str, label: str) -> dict[str, float]:
         """Values of a metric by one of its labels."""
@@ -91,6 +119,10 @@ def read_exposition(text: str) -> Exposition:
         pairs = dict(_LABEL.findall(labels or ""))
         exposition.samples.setdefault(name, []).append((pairs, number))
     return exposition
+
+
+def _labels_key(labels: Labels) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(labels.items()))
 
 
 def _number(text: str) -> float:

@@ -96,6 +96,13 @@ _TABLE = (
         5,
     ),
     Symptom(
+        "context-too-short",
+        "requests are refused because they do not fit the context",
+        "refusals in the log, with both numbers",
+        "a context length of the longest request × 1.2, or shorter prompts",
+        4,
+    ),
+    Symptom(
         "prefix-differs-early",
         "prompts share almost everything, and differ near the start",
         "first differing token of neighbouring prompts, and how often it comes",
@@ -128,6 +135,20 @@ _TABLE = (
         "prefixes are evicted before they come again",
         "evictions beside a low hit rate with prompts that share",
         "more KV memory or a lower tier",
+        4,
+    ),
+    Symptom(
+        "hot-prefixes-evicted",
+        "prefixes that come again and again are evicted by what comes once",
+        "blocks evicted and stored again; time to the next use against time to eviction",
+        "an eviction policy that sees how often, a protected share, a lower tier",
+        4,
+    ),
+    Symptom(
+        "salt-or-hash-differs",
+        "prompts share, and the server does not find it",
+        "salts, adapters and models of requests; hit rate against what a request log shares",
+        "one salt for all who may share; one model name; requests of a prefix to one replica",
         4,
     ),
     Symptom(
@@ -167,9 +188,16 @@ _TABLE = (
     ),
     Symptom(
         "kv-quantization-risk",
-        "the KV cache is quantized without scales",
-        "8-bit floating point KV with the note that no scales were given",
+        "the KV cache is quantized in a way that may cost quality",
+        "the format of the KV cache: 4 bits, or 8-bit floating point without scales",
         "calibrated scales, or int8 a token; measure quality on your own task",
+        3,
+    ),
+    Symptom(
+        "decode-slows-with-context",
+        "each token takes longer, the longer the context is",
+        "time a token of short against long contexts",
+        "decode is bound by memory bandwidth: quantized KV, shorter contexts, fewer KV heads",
         3,
     ),
     Symptom(
@@ -182,8 +210,15 @@ _TABLE = (
     Symptom(
         "latency-high",
         "requests take long",
-        "mean end-to-end latency against 2 s (warning) and 5 s (critical)",
+        "mean end-to-end latency against 2 s (warning) and 5 s (bad)",
         "see the other findings; else shorter answers or more compute",
+        2,
+    ),
+    Symptom(
+        "throughput-low",
+        "few requests a second while others wait",
+        "finished requests a second against 100 (warning) and 50 (bad), only where some wait",
+        "what keeps them waiting: see the other findings; else compute",
         2,
     ),
     Symptom(

@@ -1,7 +1,7 @@
 """What prompts share, and where they stop sharing.
 
-Owns the reading of request logs and the comparison of prompts. Works on words, not on a model's
-tokens: positions are near, causes are right, and no tokenizer is needed.
+Owns the comparison of prompts. Works on words, not on a model's tokens: positions are near, causes
+are right, and no tokenizer is needed.
 
 ::
 
@@ -12,13 +12,12 @@ tokens: positions are near, causes are right, and no tokenizer is needed.
 
 from __future__ import annotations
 
-import json
 import re
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from itertools import islice, pairwise
 
 _WORD = re.compile(r"\d(?:[\d:.,/T+-]*\d)?|\w+|[^\w\s]")
 _KINDS = (
@@ -34,7 +33,12 @@ _SAME_AFTER = 12
 """Words that must agree behind a difference to call it one that could be moved."""
 
 _GAP = 8
-"""Words that may differ in a row."""
+"""Words that may differ in a row and still be one thing; more are a passage."""
+
+_FAR = 2048
+"""Words to look through for the end of a passage that differs."""
+
+_MOST_PAIRS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +72,8 @@ class Sharing:
     num_prompts, num_words : int
     shared_words : int
         Words that a prefix cache without limits would find: each prompt against all before it.
-    quartiles : tuple of int
-        Of the longest prefix, in words, that a prompt shares with any other: 25, 50, 75 %.
+    longest : tuple of int
+        Sorted; for each prompt the longest prefix, in words, that it shares with any other.
     movable_words : int
         Words behind early differences that would be shared if those stood at the end.
     differences : tuple of Difference
@@ -79,9 +83,29 @@ class Sharing:
     num_prompts: int
     num_words: int
     shared_words: int
-    quartiles: tuple[int, int, int]
+    longest: tuple[int, ...]
     movable_words: int
     differences: tuple[Difference, ...]
+
+    @property
+    def rate(self) -> float:
+        """Share of all words that others had before."""
+        return self.shared_words / self.num_words if self.num_words else 0.0
+
+    @property
+    def quartiles(self) -> tuple[int, int, int]:
+        """Of `longest`: 25, 50 and 75 %."""
+        return _at(self.longest, 0.25), _at(self.longest, 0.5), _at(self.longest, 0.75)
+
+    def distribution(self) -> list[tuple[int, int]]:
+        """Return how many prompts share less than 1, 2, 4, 8 … words, by upper bound."""
+        rows: list[tuple[int, int]] = []
+        bound, done = 1, 0
+        while done < len(self.longest):
+            below = bisect_left(self.longest, bound)
+            rows.append((bound, below - done))
+            bound, done = bound * 2, below
+        return rows
 
 
 def words(text: str) -> list[str]:
@@ -101,71 +125,27 @@ def compare_prompts(prompts: Sequence[str]) -> Sharing:
     seen: Counter[tuple[int, str]] = Counter()
     examples: dict[tuple[int, str], tuple[str, str]] = {}
     movable = 0
-    for (a, b), common in zip(pairwise(cut), shared, strict=True):
-        gained = _goes_on(a, b, common)
+    # All pairs of a large log would take minutes, and tell nothing more.
+    stride = max(1, len(shared) // _MOST_PAIRS)
+    for (a, b), common in islice(zip(pairwise(cut), shared, strict=True), 0, None, stride):
+        gap, gained = _goes_on(a, b, common)
         if gained == 0:
             continue
-        kind = _kind(a[common], b[common])
-        seen[common, kind] += 1
+        kind = _kind(a[common], b[common]) if gap <= _GAP else "a passage"
+        seen[common, kind] += stride
         examples.setdefault((common, kind), (a[common][:24], b[common][:24]))
-        movable += gained
+        movable += gained * stride
     return Sharing(
         num_prompts=len(cut),
         num_words=sum(map(len, cut)),
         shared_words=sum(shared),
-        quartiles=(_at(longest, 0.25), _at(longest, 0.5), _at(longest, 0.75)),
+        longest=tuple(longest),
         movable_words=movable,
         differences=tuple(
             Difference(position, kind, count, examples[position, kind])
             for (position, kind), count in seen.most_common(5)
         ),
     )
-
-
-def read_prompts(lines: Iterable[str]) -> tuple[list[str], int]:
-    """Read prompts from JSONL: OpenAI requests, bare or under ``body``, ``request`` or ``input``.
-
-    Returns
-    -------
-    tuple
-        Prompts, and how many lines held none. A last line that is cut off counts among those.
-    """
-    prompts: list[str] = []
-    bad = 0
-    for line in lines:
-        if not line.strip():
-            continue
-        try:
-            prompt = _prompt(json.loads(line))
-        except ValueError:
-            prompt = None
-        if prompt is None:
-            bad += 1
-        else:
-            prompts.append(prompt)
-    return prompts, bad
-
-
-def _prompt(record: Any) -> str | None:
-    if not isinstance(record, dict):
-        return None
-    for name in ("body", "request", "input"):
-        if isinstance(record.get(name), dict):
-            record = record[name]
-            break
-    messages = record.get("messages")
-    if isinstance(messages, list):
-        return "\n".join(_message(message) for message in messages if isinstance(message, dict))
-    prompt = record.get("prompt")
-    return prompt if isinstance(prompt, str) else None
-
-
-def _message(message: dict[str, Any]) -> str:
-    content = message.get("content")
-    if isinstance(content, list):
-        texts = (part.get("text", "") for part in content if isinstance(part, dict))
-        content = "\n".join(map(str, texts))
-    return f"{message.get('role', '')}\n{content or ''}"
 
 
 def _common(a: Sequence[str], b: Sequence[str]) -> int:
@@ -175,14 +155,22 @@ def _common(a: Sequence[str], b: Sequence[str]) -> int:
     return min(len(a), len(b))
 
 
-def _goes_on(a: Sequence[str], b: Sequence[str], at: int) -> int:
-    """Words that agree again behind a difference of at most `_GAP` words; 0 if they do not."""
+def _goes_on(a: Sequence[str], b: Sequence[str], at: int) -> tuple[int, int]:
+    """Return how many words differ, and how many agree again behind them; (0, 0) if none do."""
     for skip_a in range(1, _GAP + 1):
         for skip_b in (skip_a, *range(1, skip_a), *range(skip_a + 1, _GAP + 1)):
             rest = _common(a[at + skip_a :], b[at + skip_b :])
             if rest >= _SAME_AFTER:
-                return rest
-    return 0
+                return skip_a, rest
+    # Not a word but a passage: where a run of words comes again in the other.
+    runs: dict[tuple[str, ...], int] = {}
+    for start in range(at + 1, min(len(b) - _SAME_AFTER, at + _FAR) + 1):
+        runs.setdefault(tuple(b[start : start + _SAME_AFTER]), start)
+    for start in range(at + 1, min(len(a) - _SAME_AFTER, at + _FAR) + 1) if runs else ():
+        other = runs.get(tuple(a[start : start + _SAME_AFTER]))
+        if other is not None:
+            return start - at, _common(a[start:], b[other:])
+    return 0, 0
 
 
 def _kind(one: str, other: str) -> str:

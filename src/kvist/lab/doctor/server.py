@@ -1,7 +1,6 @@
-"""Symptoms in the metrics of a running server.
+"""Symptoms in what a running server says of itself.
 
-Owns thresholds and rules over one look at ``/metrics``: counters since the server started, gauges
-of the moment. Knows no HTTP.
+Owns the rules over one `Reading`. Knows no metric names, no HTTP and no thresholds of its own.
 
 A pool that is 100 % used is exhausted, never "fragmented": paged memory has no holes. And a GPU
 that is full says nothing, since servers take their memory when they start; only the share of the
@@ -10,220 +9,247 @@ pool that requests use counts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from kvist.lab.doctor.exposition import Exposition
 from kvist.lab.doctor.finding import SYMPTOMS, Finding, by_gain
+from kvist.lab.doctor.kpis import key_figures, shares
+from kvist.lab.doctor.reading import Reading
+from kvist.lab.doctor.thresholds import DEFAULT_THRESHOLDS, Level, Thresholds
+
+_FOUR_BITS = re.compile(r"int4|[qk]4|q5|iq4|fp4|e2m1|4bit|2bit|turboquant", re.IGNORECASE)
+_EIGHT_BITS = re.compile(r"fp8|float8|e4m3|e5m2", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thresholds:
-    """From where on a number is a symptom: (warning, critical) where there are two.
+class Flags(NamedTuple):
+    """What an engine calls the screws."""
 
-    `hit_rate` counts only where prompts share, which metrics alone cannot tell; so it is looked at
-    from `min_queried_tokens` on.
-    """
-
-    latency_s: tuple[float, float] = (2.0, 5.0)
-    pool_use: float = 0.9
-    hit_rate: float = 0.5
-    preemptions_per_request: float = 0.1
-    answers_cut: float = 0.5
-    max_model_len_over_need: float = 4.0
-    min_requests: int = 20
-    min_queried_tokens: int = 20_000
+    memory: str
+    seqs: str
+    length: str
+    prefix: str
+    quantize: str
+    tier: str
 
 
-DEFAULT_THRESHOLDS = Thresholds()
-
+_VLLM = Flags(
+    memory="--gpu-memory-utilization or --kv-cache-memory-bytes",
+    seqs="--max-num-seqs",
+    length="--max-model-len",
+    prefix="--enable-prefix-caching",
+    quantize="--kv-cache-dtype fp8",
+    tier="--kv-offloading-size",
+)
 _FLAGS = {
-    "kvist": {
-        "memory": "--kv-cache-memory-bytes",
-        "seqs": "--max-num-seqs",
-        "length": "--max-model-len",
-        "prefix": "--enable-prefix-caching",
-    },
-    "vllm": {
-        "memory": "--gpu-memory-utilization or --kv-cache-memory-bytes",
-        "seqs": "--max-num-seqs",
-        "length": "--max-model-len",
-        "prefix": "--enable-prefix-caching",
-    },
-    "llama.cpp": {
-        "memory": "-c (the context is shared by all slots)",
-        "seqs": "-np",
-        "length": "-c",
-        "prefix": "--cache-prompt",
-    },
-    "sglang": {
-        "memory": "--mem-fraction-static",
-        "seqs": "--max-running-requests",
-        "length": "--context-length",
-        "prefix": "radix cache (leave out --disable-radix-cache)",
-    },
+    "kvist": Flags(
+        memory="--kv-cache-memory-bytes",
+        seqs="--max-num-seqs",
+        length="--max-model-len",
+        prefix="--enable-prefix-caching",
+        quantize="",  # until the engine runs what the planner counts
+        tier="--tier host:4GiB",
+    ),
+    "vllm": _VLLM,
+    "llama.cpp": Flags(
+        memory="-c (the context is shared by all slots)",
+        seqs="-np",
+        length="-c",
+        prefix="--cache-prompt",
+        quantize="-ctk q8_0 -ctv q8_0",
+        tier="--cache-ram",
+    ),
+    "sglang": Flags(
+        memory="--mem-fraction-static",
+        seqs="--max-running-requests",
+        length="--context-length",
+        prefix="the radix cache (leave out --disable-radix-cache)",
+        quantize="--kv-cache-dtype fp8_e4m3",
+        tier="--enable-hierarchical-cache",
+    ),
 }
 
 
-def examine_server(
-    metrics: Exposition, thresholds: Thresholds = DEFAULT_THRESHOLDS
-) -> list[Finding]:
+def flags_of(engine: str) -> Flags:
+    """Return an engine's flags; vLLM's names where the engine is unknown."""
+    return _FLAGS.get(engine, _VLLM)
+
+
+def examine_server(r: Reading, t: Thresholds = DEFAULT_THRESHOLDS) -> list[Finding]:
     """Return what is wrong, by expected gain; empty for a healthy server."""
-    flags = _FLAGS.get(metrics.engine, _FLAGS["vllm"])
-    rules = (_pool, _preemptions, _prefix, _length, _answers, _latency)
-    return by_gain(found for rule in rules for found in rule(metrics, thresholds, flags))
+    rules = (_preemptions, _pool, _prefix, _length, _answers, _latency, _throughput, _format)
+    return by_gain(found for rule in rules for found in rule(r, t, flags_of(r.engine)))
 
 
 def _finding(name: str, evidence: str, cause: str, remedy: str) -> Finding:
     return Finding(SYMPTOMS[name], evidence, cause, remedy)
 
 
-def _pool(m: Exposition, t: Thresholds, flags: dict[str, str]) -> Iterator[Finding]:
-    use = m.total(
-        "kv_cache_usage_perc", "gpu_cache_usage_perc", "kv_cache_usage_ratio", "token_usage"
-    )
-    waiting = m.total("num_requests_waiting", "requests_deferred", "num_queue_reqs") or 0
-    running = m.total("num_requests_running", "requests_processing", "num_running_reqs") or 0
-    by_reason = m.by_label("num_requests_waiting_by_reason", "reason")
-    if by_reason:
-        waiting = by_reason.get("capacity", 0.0)
-    if use is None or waiting < 1:
+def _graded(name: str, r: Reading, t: Thresholds) -> str:
+    """Return the level of a key figure if it is a symptom, else an empty text."""
+    level = next(figure.level for figure in key_figures(r, t) if figure.name == name)
+    return level.value if level in (Level.WARNING, Level.BAD) else ""
+
+
+def _pool(r: Reading, t: Thresholds, flags: Flags) -> Iterator[Finding]:
+    if r.waiting < 1:
         return
-    if use >= t.pool_use:
+    level = _graded("kv_pool_use", r, t)
+    if r.pool_use is not None and level:
+        quantized = f", a quantized KV cache ({flags.quantize})" * bool(flags.quantize)
+        steps = f"; a step has {r.step_tokens:,.0f} tokens on average" if r.step_tokens else ""
         yield _finding(
             "pool-exhausted",
-            f"{use:.0%} of the KV pool is in use, {running:.0f} requests run and {waiting:.0f} wait"
-            " for room",
-            "the contexts of running requests fill the pool, so compute idles below full batches",
-            f"more KV memory ({flags['memory']}), a quantized KV cache, or a shorter"
-            f" {flags['length']}; if latency matters more than throughput, fewer at a time"
-            f" ({flags['seqs']})",
+            f"{r.pool_use:.0%} of the KV pool is in use ({level}), {r.running:.0f} requests run and"
+            f" {r.waiting:.0f} wait for room{steps}",
+            "the contexts of running requests fill the pool, so compute idles below full batches."
+            " Blocks leave no holes: the pool is used up, not fragmented",
+            f"more KV memory ({flags.memory}){quantized}, or a shorter {flags.length}; if latency"
+            f" matters more than throughput, fewer at a time ({flags.seqs})",
         )
-    elif use < 0.5 and waiting >= max(4.0, running / 4):
+    elif (r.pool_use is None or r.pool_use < 0.5) and r.waiting >= max(4.0, r.running / 4):
+        pool = "" if r.pool_use is None else f" while {r.pool_use:.0%} of the KV pool is in use"
         yield _finding(
             "queue-without-pressure",
-            f"{waiting:.0f} requests wait while {use:.0%} of the KV pool is in use and"
-            f" {running:.0f} run",
+            f"{r.waiting:.0f} requests wait{pool} and {r.running:.0f} run",
             "the number of sequences at a time is the limit, not memory",
-            f"raise {flags['seqs']}",
+            f"raise {flags.seqs}",
         )
 
 
-def _preemptions(m: Exposition, t: Thresholds, flags: dict[str, str]) -> Iterator[Finding]:
-    preemptions = m.total("num_preemptions_total", "num_preemptions") or 0
-    finished = m.total("request_success_total") or 0
-    if finished < t.min_requests or preemptions < t.preemptions_per_request * finished:
+def _preemptions(r: Reading, t: Thresholds, flags: Flags) -> Iterator[Finding]:
+    if r.preemptions < t.min_preemptions or not (level := _graded("preemptions_per_request", r, t)):
         return
-    sources = m.by_label("prompt_tokens_by_source_total", "source")
-    again = sources.get("recomputed", 0.0)
-    extra = f"; {again:,.0f} tokens were computed again" if again else ""
+    requests = f" for {r.finished:,.0f} finished requests" * bool(r.finished)
+    again = f"; {r.recomputed_tokens:,.0f} tokens were computed again" * bool(r.recomputed_tokens)
     yield _finding(
         "preemption-storm",
-        f"{preemptions:,.0f} preemptions for {finished:,.0f} finished requests{extra}",
+        f"{r.preemptions:,.0f} preemptions{requests} ({level}){again}",
         "more sequences are let in than the pool can hold to their end",
-        f"more KV memory ({flags['memory']}) or fewer at a time ({flags['seqs']})",
+        f"more KV memory ({flags.memory}) or fewer at a time ({flags.seqs})",
     )
 
 
-def _prefix(m: Exposition, t: Thresholds, flags: dict[str, str]) -> Iterator[Finding]:
-    config = m.info("cache_config_info")
-    switched = config.get("enable_prefix_caching", config.get("prefix_caching", "")).lower()
-    if switched == "false":
+def _prefix(r: Reading, t: Thresholds, flags: Flags) -> Iterator[Finding]:
+    if r.is_caching is False:
         yield _finding(
             "prefix-caching-off",
             "the server says enable_prefix_caching=False",
             "it was switched off, or the engine switched it off for this model",
-            f"{flags['prefix']}",
+            f"{flags.prefix}",
         )
         return
-    queried = m.total("prefix_cache_queries_total", "gpu_prefix_cache_queries_total") or 0
-    hits = m.total("prefix_cache_hits_total", "gpu_prefix_cache_hits_total") or 0
-    if queried < t.min_queried_tokens:
+    if r.hit_rate is None or r.queried_tokens < t.min_queried_tokens:
         return
-    rate = hits / queried
-    evicted = m.total("kv_blocks_evicted_total") or 0
-    stored = m.total("kv_blocks_stored_total") or 0
-    if rate < t.hit_rate and stored and evicted > 0.5 * stored:
+    poor = t.hit_rate.level(r.hit_rate) in (Level.WARNING, Level.BAD)
+    share = f"{r.hit_rate:.0%} of {r.queried_tokens:,.0f} prompt tokens were hits"
+    gap, idle = r.reuse_gap_s, r.idle_before_evict_s
+    if poor and gap is not None and idle is not None and idle < 2 * gap:
+        yield _finding(
+            "hot-prefixes-evicted",
+            f"{share}; blocks come again after {gap:,.0f} s on average, and are evicted after lying"
+            f" unused for {idle:,.0f} s",
+            "what is used once pushes out what is used again and again",
+            f"a lower tier ({flags.tier}), or more KV memory ({flags.memory}); in kvist"
+            " --protected-share 0.25",
+        )
+    elif poor and r.evicted_blocks > 0.5 * r.stored_blocks > 0:
+        tier = "" if r.tiers else f" or a lower tier ({flags.tier})"
         yield _finding(
             "cache-too-small",
-            f"{rate:.0%} of {queried:,.0f} prompt tokens were hits; {evicted:,.0f} of"
-            f" {stored:,.0f} blocks were evicted",
+            f"{share}; {r.evicted_blocks:,.0f} of {r.stored_blocks:,.0f} blocks were evicted",
             "prefixes leave before they come again",
-            f"more KV memory ({flags['memory']}) or a lower tier (--tier host:4GiB)",
+            f"more KV memory ({flags.memory}){tier}; with a request log (JSONL) beside it the"
+            " doctor says how much",
         )
-    elif rate < t.hit_rate and hits:
+    elif shares(r, t) and r.attainable_rate is None and (level := _graded("hit_rate", r, t)):
         yield _finding(
             "hit-rate-low",
-            f"{rate:.1%} of {queried:,.0f} prompt tokens came from the prefix cache",
+            f"{r.hit_rate:.1%} of {r.queried_tokens:,.0f} prompt tokens came from the prefix cache"
+            f" ({level})",
             "prompts share little, or differ before they share; metrics cannot tell which",
-            "give the doctor a request log (JSONL): it finds where prompts differ",
+            "give the doctor a request log (JSONL) too: it finds where prompts differ",
         )
 
 
-def _length(m: Exposition, t: Thresholds, flags: dict[str, str]) -> Iterator[Finding]:
-    config = m.info("cache_config_info")
-    slots = m.by_label("kv_slots", "state")
-    allocated, filled = slots.get("allocated", 0.0), slots.get("filled", 0.0)
-    if allocated > 10_000 and filled < 0.5 * allocated:
+def _length(r: Reading, t: Thresholds, flags: Flags) -> Iterator[Finding]:
+    if r.allocated_slots > 1_000 and r.filled_slots < 0.5 * r.allocated_slots:
         yield _finding(
             "reservation-waste",
-            f"{filled:,.0f} of {allocated:,.0f} allocated slots hold a token",
+            f"{r.filled_slots:,.0f} of {r.allocated_slots:,.0f} allocated slots hold a token",
             "room is reserved for the longest answer there could be",
             "allocate by block (--kv-allocation paged)",
         )
-    try:
-        most = float(config.get("max_model_len", ""))
-    except ValueError:
+    most, need = r.max_model_len, r.need_tokens
+    if most is None or need is None or r.num_sized < t.min_requests:
         return
-    prompt = m.quantile("request_prompt_tokens", 0.99)
-    answer = m.quantile("request_generation_tokens", 0.99)
-    count = m.total("request_prompt_tokens_count") or 0
-    if prompt is None or answer is None or count < t.min_requests:
-        return
-    need = prompt + answer
     if most > t.max_model_len_over_need * need:
         yield _finding(
             "max-model-len-too-long",
-            f"99 % of {count:,.0f} requests need at most {need:,.0f} tokens, the context length is"
-            f" {most:,.0f}",
+            f"99 % of {r.num_sized:,.0f} requests need at most {need:,.0f} tokens, the context"
+            f" length is {most:,.0f}",
             "the model's own maximum was taken over",
-            f"{flags['length']} {int(need * 1.2):d} to {int(need * 1.5):d}",
+            f"{flags.length} {int(need * 1.2):d} to {int(need * 1.5):d}",
         )
 
 
-def _answers(m: Exposition, t: Thresholds, flags: dict[str, str]) -> Iterator[Finding]:
-    reasons = m.by_label("request_success_total", "finished_reason")
-    total = sum(reasons.values())
-    cut = reasons.get("length", 0.0)
-    if total >= t.min_requests and cut > t.answers_cut * total:
+def _answers(r: Reading, t: Thresholds, flags: Flags) -> Iterator[Finding]:
+    if r.ended >= t.min_requests and r.cut > t.answers_cut * r.ended:
         yield _finding(
             "answers-cut",
-            f"{cut:,.0f} of {total:,.0f} answers ended by their length",
+            f"{r.cut:,.0f} of {r.ended:,.0f} answers ended by their length",
             "max_tokens of the requests, or what the context leaves",
-            f"raise max_tokens, or {flags['length']}",
+            f"raise max_tokens, or {flags.length}",
         )
 
 
-def _latency(m: Exposition, t: Thresholds, flags: dict[str, str]) -> Iterator[Finding]:
-    mean = m.mean("e2e_request_latency_seconds")
-    count = m.total("e2e_request_latency_seconds_count") or 0
-    if mean is None or count < t.min_requests or mean < t.latency_s[0]:
+def _latency(r: Reading, t: Thresholds, flags: Flags) -> Iterator[Finding]:
+    level = _graded("mean_latency_s", r, t)
+    if not level or r.latency_s is None:
         return
-    grade = "critical" if mean >= t.latency_s[1] else "warning"
-    queue = m.mean("request_queue_time_seconds") or 0.0
-    prefill = m.mean("request_prefill_time_seconds") or 0.0
-    decode = m.mean("request_decode_time_seconds") or 0.0
-    parts = {"waiting": queue, "reading the prompt": prefill, "writing the answer": decode}
+    parts = {
+        "waiting": r.queue_s or 0.0,
+        "reading the prompt": r.prefill_s or 0.0,
+        "writing the answer": r.decode_s or 0.0,
+    }
     where = max(parts, key=lambda name: parts[name])
+    if not any(parts.values()):
+        where = ""
     advice = {
-        "waiting": f"more room or more at a time ({flags['memory']}, {flags['seqs']})",
+        "waiting": f"more room or more at a time ({flags.memory}, {flags.seqs})",
         "reading the prompt": "reuse prefixes: see the hit rate, and kvist doctor on a request log",
         "writing the answer": "shorter answers, smaller batches, or quantized weights and KV",
+        "": "the parts of it are not there; see the other findings",
     }
+    told = ", ".join(f"{seconds:.1f} s {name}" for name, seconds in parts.items() if seconds)
     yield _finding(
         "latency-high",
-        f"{mean:.1f} s a request on average ({grade}): {queue:.1f} s waiting, {prefill:.1f} s"
-        f" reading, {decode:.1f} s writing",
-        f"most of it is {where}",
+        f"{r.latency_s:.1f} s a request on average ({level})" + (f": {told}" if told else ""),
+        f"most of it is {where}" if where else "unknown",
         advice[where],
+    )
+
+
+def _throughput(r: Reading, t: Thresholds, flags: Flags) -> Iterator[Finding]:
+    if level := _graded("requests_per_s", r, t):
+        yield _finding(
+            "throughput-low",
+            f"{r.requests_per_s:.1f} requests a second ({level}) while {r.waiting:.0f} wait",
+            "memory or the number of sequences at a time, if another finding says so; else compute",
+            f"see the other findings; else quantized weights, shorter prompts and answers, reuse of"
+            f" prefixes ({flags.prefix}), or another machine",
+        )
+
+
+def _format(r: Reading, t: Thresholds, flags: Flags) -> Iterator[Finding]:
+    four = _FOUR_BITS.search(r.cache_dtype)
+    if not four and not _EIGHT_BITS.search(r.cache_dtype):
+        return
+    bits = "4 bits or less" if four else "8 bits of floating point, whose scales it does not tell"
+    yield _finding(
+        "kv-quantization-risk",
+        f"the KV cache is stored as {r.cache_dtype}: {bits}",
+        "long contexts, tool calls and small models suffer first",
+        "calibrated scales, or 8 bits with a scale a token; measure quality on your own task, and"
+        " leave this out with --ignore kv-quantization-risk",
     )
