@@ -221,9 +221,8 @@ def kvist_cases(out: Path, args: argparse.Namespace) -> None:
                     server.post(prompt=f"{words(i, 480)} {turn}", max_tokens=2)
             text = server.metrics()
         how = "four prefixes of about 480 tokens in turn, in a pool for about 1,100"
-        wanted = "cache-too-small"
-        corpus.add("rotation", wanted, how, {"metrics.txt": clean_metrics(text)})
-        corpus.add("rotation-events", wanted, how, {"events.jsonl": log.read_text()})
+        files = {"metrics.txt": clean_metrics(text), "events.jsonl": log.read_text()}
+        corpus.add("rotation", "cache-too-small", how, files)
     with serving(serve("--kv-cache-memory-bytes", "512MiB", "--max-model-len", "2048")) as (s, _):
         bodies = [{"prompt": words(7, 700) + f" q{i}", "max_tokens": 8} for i in range(30)]
         for body in bodies:

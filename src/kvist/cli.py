@@ -20,6 +20,7 @@ import typer
 from kvist import __version__
 from kvist.commands.bench import bench_app
 from kvist.commands.doctor import doctor
+from kvist.commands.explain import explain
 from kvist.commands.inspect import inspect
 from kvist.commands.plan import plan
 from kvist.commands.terminal import DEFAULT_MODEL, MODEL_HELP, err, out, plain_errors
@@ -46,6 +47,7 @@ app = typer.Typer(
 app.add_typer(bench_app, name="bench")
 app.command()(plan)
 app.command()(doctor)
+app.command()(explain)
 app.command()(inspect)
 app.command()(warm)
 

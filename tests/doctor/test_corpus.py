@@ -41,7 +41,7 @@ def test_the_corpus_is_wide_enough():
     assert planted <= set(SYMPTOMS)
     captured = [w for w in expected if w["source"].startswith("captured")]
     assert len([w for w in captured if w["first"]]) >= 5
-    for engine in ("vllm", "llama"):
+    for engine in ("kvist", "vllm", "llama"):
         assert any(engine in w["source"] for w in captured), engine
     assert sum(w["first"] is None for w in expected) >= 6
 

@@ -104,7 +104,14 @@ def test_a_healthy_server_has_no_finding(engine):
             "reservation-waste",
             {'kv_slots{state="allocated"}': 100_000, 'kv_slots{state="filled"}': 20_000},
         ),
-        ("answers-cut", {'request_success_total{finished_reason="length"}': 5_000}),
+        (
+            "answers-cut",
+            {
+                'request_success_total{finished_reason="length"}': 5_000,
+                'request_prompt_tokens_bucket{le="7000"}': 1_000,
+                'request_prompt_tokens_bucket{le="2000"}': 10,
+            },
+        ),
         ("latency-high", {"e2e_request_latency_seconds_sum": 7_000}),
     ],
 )
@@ -123,6 +130,26 @@ def test_prefix_caching_that_is_off_is_said_and_its_hit_rate_is_not():
         'enable_prefix_caching="True"', 'enable_prefix_caching="False"'
     )
     assert names(look(text)) == ["prefix-caching-off"]
+
+
+def test_answers_that_clients_want_short_are_no_symptom():
+    text = exposition("vllm", **{'request_success_total{finished_reason="length"}': 5_000})
+    assert look(text) == []
+
+
+def test_a_long_context_length_costs_nothing_where_many_of_it_fit():
+    text = exposition("vllm").replace('max_model_len="8192"', 'max_model_len="131072"{}')
+    assert names(look(text.replace("{}", ""))) == ["max-model-len-too-long"]
+    assert look(text.replace("{}", ',kv_cache_size_tokens="2000000"')) == []
+
+
+def test_evictions_of_prompts_that_are_all_new_are_as_they_must_be():
+    changes = {
+        "prefix_cache_hits_total": 2_000,
+        "kv_blocks_stored_total": 90_000,
+        "kv_blocks_evicted_total": 85_000,
+    }
+    assert look(exposition("kvist", **changes)) == []
 
 
 def test_a_pool_that_is_full_of_cached_blocks_is_healthy():

@@ -161,7 +161,7 @@ _TABLE = (
     Symptom(
         "max-model-len-too-long",
         "the context length is far above need",
-        "99th percentile of prompt and answer against the context length",
+        "99th percentile of prompt and answer against the context length, unless 8 of it fit",
         "--max-model-len of that percentile × 1.2–1.5",
         3,
     ),
@@ -202,9 +202,9 @@ _TABLE = (
     ),
     Symptom(
         "answers-cut",
-        "most answers end at their length limit",
-        "finish reasons",
-        "raise max_tokens, or the context length",
+        "answers are cut by the end of the context",
+        "finish reasons, where requests are as long as the context",
+        "a longer context, or shorter prompts",
         2,
     ),
     Symptom(

@@ -23,6 +23,7 @@ from kvist.lab.doctor.finding import SYMPTOMS, Finding, by_gain
 from kvist.lab.doctor.prompts import Sharing, compare_prompts, words
 from kvist.lab.doctor.records import Record
 from kvist.lab.doctor.reuse import Reuse, measure_reuse
+from kvist.lab.doctor.server import is_roomy
 from kvist.lab.doctor.slope import examine_decode
 from kvist.lab.doctor.thresholds import DEFAULT_THRESHOLDS, Thresholds
 
@@ -252,7 +253,7 @@ def _context(
         for r in records
     )
     need = lengths[int(0.99 * (len(lengths) - 1))]
-    if most <= thresholds.max_model_len_over_need * need:
+    if most <= thresholds.max_model_len_over_need * need or is_roomy(server.pool_tokens, most):
         return []
     return [
         Finding(

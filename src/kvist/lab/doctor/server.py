@@ -20,6 +20,12 @@ from kvist.lab.doctor.thresholds import DEFAULT_THRESHOLDS, Level, Thresholds
 
 _FOUR_BITS = re.compile(r"int4|[qk]4|q5|iq4|fp4|e2m1|4bit|2bit|turboquant", re.IGNORECASE)
 _EIGHT_BITS = re.compile(r"fp8|float8|e4m3|e5m2", re.IGNORECASE)
+_ROOMY = 8
+_SOME_HITS = 0.01
+"""Below it prompts are all new as far as metrics can tell, and evictions are as they must be."""
+
+_NEAR = 0.8
+"""Requests that are so long, in shares of the context length, reach its end."""
 
 
 class Flags(NamedTuple):
@@ -79,6 +85,11 @@ def examine_server(r: Reading, t: Thresholds = DEFAULT_THRESHOLDS) -> list[Findi
     """Return what is wrong, by expected gain; empty for a healthy server."""
     rules = (_preemptions, _pool, _prefix, _length, _answers, _latency, _throughput, _format)
     return by_gain(found for rule in rules for found in rule(r, t, flags_of(r.engine)))
+
+
+def is_roomy(pool_tokens: float | None, max_model_len: float) -> bool:
+    """Whether a pool holds so many of the longest requests that their length costs nothing."""
+    return pool_tokens is not None and pool_tokens >= _ROOMY * max_model_len
 
 
 def _finding(name: str, evidence: str, cause: str, remedy: str) -> Finding:
@@ -153,14 +164,14 @@ def _prefix(r: Reading, t: Thresholds, flags: Flags) -> Iterator[Finding]:
             f"a lower tier ({flags.tier}), or more KV memory ({flags.memory}); in kvist"
             " --protected-share 0.25",
         )
-    elif poor and r.evicted_blocks > 0.5 * r.stored_blocks > 0:
+    elif poor and r.hit_rate >= _SOME_HITS and r.evicted_blocks > 0.5 * r.stored_blocks > 0:
         tier = "" if r.tiers else f" or a lower tier ({flags.tier})"
         yield _finding(
             "cache-too-small",
             f"{share}; {r.evicted_blocks:,.0f} of {r.stored_blocks:,.0f} blocks were evicted",
-            "prefixes leave before they come again",
+            "prefixes leave before they come again; or prompts share no more than that",
             f"more KV memory ({flags.memory}){tier}; with a request log (JSONL) beside it the"
-            " doctor says how much",
+            " doctor says which, and how much",
         )
     elif shares(r, t) and r.attainable_rate is None and (level := _graded("hit_rate", r, t)):
         yield _finding(
@@ -183,7 +194,7 @@ def _length(r: Reading, t: Thresholds, flags: Flags) -> Iterator[Finding]:
     most, need = r.max_model_len, r.need_tokens
     if most is None or need is None or r.num_sized < t.min_requests:
         return
-    if most > t.max_model_len_over_need * need:
+    if most > t.max_model_len_over_need * need and not is_roomy(r.pool_tokens, most):
         yield _finding(
             "max-model-len-too-long",
             f"99 % of {r.num_sized:,.0f} requests need at most {need:,.0f} tokens, the context"
@@ -194,12 +205,17 @@ def _length(r: Reading, t: Thresholds, flags: Flags) -> Iterator[Finding]:
 
 
 def _answers(r: Reading, t: Thresholds, flags: Flags) -> Iterator[Finding]:
-    if r.ended >= t.min_requests and r.cut > t.answers_cut * r.ended:
+    most, need = r.max_model_len, r.need_tokens
+    if r.ended < t.min_requests or r.cut <= t.answers_cut * r.ended or most is None:
+        return
+    # Many clients want short answers; it is the context that must not be what cuts them.
+    if need is not None and need >= _NEAR * most:
         yield _finding(
             "answers-cut",
-            f"{r.cut:,.0f} of {r.ended:,.0f} answers ended by their length",
-            "max_tokens of the requests, or what the context leaves",
-            f"raise max_tokens, or {flags.length}",
+            f"{r.cut:,.0f} of {r.ended:,.0f} answers ended by their length, and requests reach"
+            f" {need:,.0f} of the {most:,.0f} tokens of the context",
+            "what the prompt leaves of the context is too little for the answer",
+            f"a longer {flags.length}, or shorter prompts",
         )
 
 

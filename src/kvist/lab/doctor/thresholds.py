@@ -53,7 +53,7 @@ class Thresholds:
         `hit_rate` counts only where prompts share, `requests_per_s` only where requests wait: a
         server that nobody asks for more has no low throughput.
     answers_cut : float
-        Share of answers that end at their length limit.
+        Share of answers that end at their length limit, where requests reach the context's end.
     max_model_len_over_need : float
         Context length as a multiple of the 99th percentile of prompt and answer.
     min_requests, min_queried_tokens : int
@@ -71,7 +71,7 @@ class Thresholds:
     answers_cut: float = 0.5
     max_model_len_over_need: float = 4.0
     min_requests: int = 20
-    min_queried_tokens: int = 10_000
+    min_queried_tokens: int = 5_000
     min_preemptions: int = 5
     min_shared: float = 0.05
 
