@@ -23,6 +23,7 @@ from kvist.commands.doctor import doctor
 from kvist.commands.explain import explain
 from kvist.commands.inspect import inspect
 from kvist.commands.plan import plan
+from kvist.commands.simulate import simulate
 from kvist.commands.terminal import DEFAULT_MODEL, MODEL_HELP, err, out, plain_errors
 from kvist.commands.warm import warm
 from kvist.config import EngineConfig, ServerConfig
@@ -49,6 +50,7 @@ app.command()(plan)
 app.command()(doctor)
 app.command()(explain)
 app.command()(inspect)
+app.command()(simulate)
 app.command()(warm)
 
 

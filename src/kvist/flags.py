@@ -56,6 +56,25 @@ ENGINE_HELP: Mapping[str, str] = MappingProxyType(
     }
 )
 
+SIMULATED = (
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "kv_cache_dtype",
+    "kv_cache_memory_bytes",
+    "enable_prefix_caching",
+    "scheduling_policy",
+    "kv_allocation",
+    "eviction_policy",
+    "protected_share",
+    "watermark",
+    "tiers",
+    "tier_write_policy",
+    "tier_load_policy",
+)
+"""Options of an engine that need no model to mean something."""
+
 SERVER_HELP: Mapping[str, str] = MappingProxyType(
     {
         "host": "Address to listen on. Default: 127.0.0.1.",
@@ -80,6 +99,12 @@ _FLAG_TYPES: Mapping[str, type] = MappingProxyType({"int": int, "float": float, 
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command a flag for every engine option; they arrive as one mapping, `engine_args`."""
     return _with_options(command, EngineConfig, ENGINE_HELP, "engine_args", "Engine")
+
+
+def with_simulated_options(command: Callable[..., None]) -> Callable[..., None]:
+    """As `with_engine_options`, of those that the books depend on."""
+    helps = {name: ENGINE_HELP[name] for name in SIMULATED}
+    return _with_options(command, EngineConfig, helps, "engine_args", "Engine")
 
 
 def with_server_options(command: Callable[..., None]) -> Callable[..., None]:

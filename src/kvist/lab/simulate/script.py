@@ -30,10 +30,10 @@ class Numbers:
     """Numbers of blocks: the same for the same name, and new ones for what nobody else has."""
 
     def __init__(self) -> None:
-        self._known: dict[str | int, int] = {}
+        self._known: dict[object, int] = {}
         self._next = count(FIRST_NUMBER)
 
-    def of(self, names: Iterable[str | int]) -> list[int]:
+    def of(self, names: Iterable[object]) -> list[int]:
         """Return the numbers of named blocks."""
         known, following = self._known, self._next
         return [
