@@ -5,7 +5,7 @@ Owns the schema `kvist.simulate.v1`, which `docs/simulate.md` describes, and not
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any
@@ -210,7 +210,7 @@ def _moved(run: Mapping[str, Any], direction: str) -> str:
     return ", ".join(texts) or "–"
 
 
-_ROWS = (
+_ROWS: Sequence[tuple[str, Callable[[Mapping[str, Any]], str]]] = (
     ("pool", lambda run: format_size(run["machine"]["pool_bytes"])),
     ("hit, device", lambda run: _share(run, "device")),
     ("hit, host", lambda run: _share(run, "host")),
