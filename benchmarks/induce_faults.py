@@ -341,7 +341,6 @@ def vllm_cases(out: Path, args: argparse.Namespace) -> None:
         "VLLM_NO_USAGE_STATS": "1",
         "OMP_NUM_THREADS": "2",
     }
-    environ.pop("PYTHONPATH", None)
 
     def serve(*options: str) -> Callable[[int], list[str]]:
         entry = ("-m", "vllm.entrypoints.openai.api_server", "--model", args.folder)
@@ -373,9 +372,9 @@ def vllm_cases(out: Path, args: argparse.Namespace) -> None:
                 20,
             )
             how = "24 short prompts with answers of 400 tokens in a pool for about 3,000"
-        corpus.add("preemptions", "preemption-storm", how, {"metrics.txt": clean_metrics(text)})
+        corpus.add("small-pool", "pool-exhausted", how, {"metrics.txt": clean_metrics(text)})
         log = {"server.log": clean_log(server.said)}
-        corpus.add("preemptions-log", "preemption-storm", how, log)
+        corpus.add("small-pool-log", "pool-exhausted", how, log)
     if "roomy" in args.only:
         options = (*memory(512), "--max-num-seqs", "2", "--max-model-len", "8192")
         with serving(serve(*options), environ) as (server, _):
