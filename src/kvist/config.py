@@ -41,6 +41,9 @@ class KVAllocation(StrEnum):
     """Blocks as they are needed."""
     RESERVE = "reserve"
     """Room for `max_model_len` up front: the baseline that paging is measured against."""
+    NONE = "none"
+    """No K and V outlive the token they were computed for: the baseline that caching is measured
+    against. Every token computes its whole context again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +100,8 @@ class EngineConfig:
         Share of a GPU's memory that the process may use, when the pool is sized by itself.
     enable_prefix_caching : bool
     scheduling_policy : {"fcfs", "priority"}
-    kv_allocation : {"paged", "reserve"}
+    kv_allocation : {"paged", "reserve", "none"}
+        See `KVAllocation`; the last two are baselines to measure against.
     eviction_policy : str
         Which cached blocks leave first; see `kvist.policies.registry`.
     protected_share : float
@@ -216,6 +220,8 @@ class EngineConfig:
         )
         for tier in self.tiers:
             parse_tier(tier)
+        if self.kv_allocation is KVAllocation.NONE:
+            check(not self.enable_prefix_caching, "enable_prefix_caching", "off without a KV cache")
         if self.tiers:
             check(self.enable_prefix_caching, "enable_prefix_caching", "on with --tier")
             check(self.kv_allocation is KVAllocation.PAGED, "kv_allocation", "paged with --tier")

@@ -29,7 +29,8 @@ ENGINE_HELP: Mapping[str, str] = MappingProxyType(
         "gpu_memory_utilization": "Share of a GPU that the process may use. Default: 0.9.",
         "enable_prefix_caching": "Share the KV of equal prefixes. Default: on.",
         "scheduling_policy": "fcfs or priority.",
-        "kv_allocation": "paged, or reserve: room for max_model_len up front (the baseline).",
+        "kv_allocation": "paged; or a baseline: reserve (room for max_model_len up front), none"
+        " (no KV cache: every token computes its context again; --no-enable-prefix-caching).",
         "eviction_policy": "Which cached blocks leave first: lfu-da (default), lru, arc, s3-fifo,"
         " sieve, cost.",
         "protected_share": "Share of the pool that only blocks in repeated use may hold, so that"

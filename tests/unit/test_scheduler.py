@@ -300,7 +300,7 @@ def test_nobody_comes_in_only_to_be_pushed_out_by_the_next_block_of_another():
 def test_reserve_takes_room_for_the_maximum_and_never_preempts():
     sizes = {"num_blocks": 50, "max_model_len": 40, "enable_prefix_caching": False}
     peak = {}
-    for mode in KVAllocation:
+    for mode in (KVAllocation.PAGED, KVAllocation.RESERVE):
         rig = rig_of(kv_allocation=mode, **sizes)
         for first in range(8):
             rig.add(prompt(3, first), 4)
@@ -472,3 +472,20 @@ def test_a_step_that_cannot_be_planned_leaves_the_books_as_they_were(monkeypatch
     assert rig.scheduler.cache.stats() == before
     rig.scheduler.check()
     rig.drain()
+
+
+# ------------------------------------------------------------------------------- without a KV cache
+
+
+@pytest.mark.parametrize("budget", [100, 7])
+def test_without_a_cache_every_token_computes_its_whole_context_again(budget: int):
+    # In one piece, or in chunks that keep K and V until the token is there.
+    rig = rig_of(
+        kv_allocation=KVAllocation.NONE,
+        enable_prefix_caching=False,
+        max_num_seqs=1,
+        max_num_batched_tokens=budget,
+    )
+    rig.add(prompt(20), 4)
+    rig.drain()  # the rig compares the tokens with those of a plain loop
+    assert rig.runner.num_computed_tokens == 20 + 21 + 22 + 23

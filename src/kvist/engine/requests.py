@@ -183,6 +183,7 @@ class RequestTable:
                 prompt_logprobs=prompt_logprobs,
             )
         else:
+            self.room.token_came(seq)
             update = Update(
                 seq.owner_id,
                 (token_id,),

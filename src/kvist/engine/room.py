@@ -1,7 +1,7 @@
 """How much room a sequence asks for, and whether it may come in.
 
-The only place where paged allocation and the reserve-the-maximum baseline differ. Knows the cache's
-numbers; neither queue nor order. Threads: step thread only.
+The only place where paged allocation and its baselines differ: reserve the maximum, keep nothing.
+Knows the cache's numbers; neither queue nor order. Threads: step thread only.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Room:
             )
         self._cache = cache
         reserves = config.kv_allocation is KVAllocation.RESERVE
+        self._keeps_nothing = config.kv_allocation is KVAllocation.NONE
         self._reserved_tokens = config.max_model_len if reserves else 0
         # Who has room to the end needs none kept free.
         self._watermark_blocks = 0 if reserves else int(config.watermark * there)
@@ -48,6 +49,14 @@ class Room:
         """Make room for a running sequence to grow to `num_tokens`; ``None`` when there is none."""
         assert seq.table is not None
         return self._cache.allocate(seq.table, max(num_tokens, self._reserved_tokens), match)
+
+    def token_came(self, seq: Sequence) -> None:
+        """Note that a running sequence has its next token; without a KV cache, forget the others.
+
+        A long context that is read in chunks keeps K and V from chunk to chunk of the same token.
+        """
+        if self._keeps_nothing and seq.table is not None:
+            self._cache.truncate(seq.table, 0)
 
     def admits(self, seq: Sequence, match: PrefixMatch, ahead: int, *, alone: bool) -> bool:
         """Whether a waiting sequence may start now.

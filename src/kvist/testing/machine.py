@@ -38,7 +38,7 @@ def rig_configs(draw: st.DrawFn, *, tiers: bool = False) -> RigConfig:
         max_num_batched_tokens=max_num_seqs + draw(st.sampled_from((0, 1, 3, 6, 17, 40))),
         scheduling_policy=draw(st.sampled_from(("fcfs", "priority"))),
         kv_allocation=draw(
-            st.sampled_from((KVAllocation.PAGED, KVAllocation.PAGED, KVAllocation.RESERVE))
+            st.sampled_from((KVAllocation.PAGED, KVAllocation.PAGED, *KVAllocation))
         ),
         enable_prefix_caching=draw(st.sampled_from((True, True, True, False))),
         eviction_policy=draw(st.sampled_from(sorted(POLICIES))),
