@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import Progress
 
+from kvist.commands.measure import register
 from kvist.commands.terminal import DEFAULT_MODEL, MODEL_HELP, err, out, plain_errors
 from kvist.errors import ConfigError
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from kvist.engine.llm import LLM
 
 bench_app = typer.Typer(help="Measure a claim with one command.", no_args_is_help=True)
+register(bench_app)
 
 
 @bench_app.command("paging")

@@ -24,6 +24,7 @@ def environment() -> dict[str, Any]:
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "python": platform.python_version(),
         "kernel": platform.release(),
         "threads": sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None,

@@ -1,0 +1,122 @@
+"""`kvist bench cache`: what keeping K and V saves, against computing the whole context every token.
+
+The same engine, model and kernels in both modes: `KVAllocation.NONE` forgets K and V of all tokens
+as soon as the next token is there. Tokens are timed one by one after the first, which costs both
+modes the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kvist.config import KVAllocation
+from kvist.lab.bench.host import Host
+from kvist.lab.bench.result import Chart, Column, Samples, Table, Tell
+
+CONTEXTS = (128, 256, 512, 1024, 2048, 4096)
+
+_COLUMNS = (
+    Column("context_tokens", "context, tokens", 0),
+    Column("cached_s", "KV cache, ms a token", 1, 1e3),
+    Column("recomputed_s", "no cache, ms a token", 1, 1e3),
+    Column("speedup", "no cache / cache, ×", 1),
+    Column("kv_bytes", "KV held, MiB", 1, 1 / (1 << 20)),
+    Column("same_tokens", "same tokens"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheWorkload:
+    """What is measured.
+
+    Attributes
+    ----------
+    contexts : tuple of int
+        Lengths of the prompts.
+    tokens : int
+        Timed at each of them.
+    """
+
+    contexts: tuple[int, ...] = CONTEXTS
+    tokens: int = 8
+
+
+class CacheBench:
+    """One stream, with a KV cache and without.
+
+    Parameters
+    ----------
+    host : Host
+        Contexts that its window is too short for are left out.
+    work : CacheWorkload
+    """
+
+    name = "cache"
+    question = "What does keeping K and V save, against computing the whole context every token?"
+
+    def __init__(self, host: Host, work: CacheWorkload) -> None:
+        self._host = host
+        self._work = work
+        self._samples = Samples()
+
+    @property
+    def workload(self) -> Mapping[str, Any]:
+        """See `Bench`."""
+        return {"model": self._host.model, **asdict(self._work)}
+
+    def measure(self, tell: Tell) -> None:
+        """See `Bench`."""
+        host, work = self._host, self._work
+        contexts = [c for c in work.contexts if c + work.tokens + 1 <= host.max_model_len]
+        modes = {
+            "cached_s": host.open(max_num_batched_tokens=max(contexts) + work.tokens),
+            "recomputed_s": host.open(
+                max_num_batched_tokens=max(contexts) + work.tokens, allocation=KVAllocation.NONE
+            ),
+        }
+        host.warm_up()
+        done, total = 0, 2 * sum(contexts)
+        for context in contexts:
+            prompt = host.prompt(context)
+            said = []
+            for column, session in modes.items():
+                tell(done / total, f"{context} tokens, {column.removesuffix('_s')}")
+                line = session.one(prompt, work.tokens + 1)
+                for gap in line.gaps_s:
+                    self._samples.note(context, column, gap)
+                said.append(line.token_ids)
+                done += context
+            same = next(
+                (i for i, (a, b) in enumerate(zip(*said, strict=True)) if a != b), len(said[0])
+            )
+            speedup = self._samples.ratio(context, "recomputed_s", "cached_s")
+            self._samples.put(context, "speedup", speedup)
+            self._samples.put(context, "kv_bytes", context * host.kv_token_bytes)
+            self._samples.put(context, "same_tokens", f"{same} of {len(said[0])}")
+
+    def tables(self) -> tuple[Table, ...]:
+        """See `Bench`."""
+        charts = (
+            Chart("A token's price by context", "context_tokens", ("cached_s", "recomputed_s"),
+                  "ms a token", log=True),
+        )  # fmt: skip
+        rows = self._samples.rows("context_tokens")
+        return (Table("tokens", "time of one more token", _COLUMNS, rows, charts),)
+
+    def facts(self) -> tuple[str, ...]:
+        """See `Bench`."""
+        found = [
+            f"At {row['context_tokens']:,} tokens one more token costs {row['speedup']:.0f} × as"
+            " much without a KV cache."
+            for row in self._samples.rows("context_tokens")[-1:]
+            if row.get("speedup") is not None
+        ]
+        return (
+            *found,
+            (
+                "Tokens of both modes may part where two are nearly as likely: sums run in another"
+                " order."
+            ),
+        )
