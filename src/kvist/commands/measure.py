@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvist.commands.load import serve
 from kvist.commands.outputs import (
     BenchCommand,
     JsonFile,
@@ -36,6 +37,7 @@ def register(app: typer.Typer) -> None:
         ("ladder", ladder),
         ("block-size", block_size),
         ("pollution", pollution),
+        ("serve", serve),
     ):
         app.command(name, cls=BenchCommand)(command)
 
