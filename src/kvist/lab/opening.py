@@ -24,7 +24,9 @@ def open_host(
     max_num_batched_tokens: int = 2048,
     kernels: str = "auto",
 ) -> tuple[Host, OpenEngine]:
-    """Load a model over a pool of `slots` tokens; its window is that of the model, or the pool.
+    """Load a model over a pool of `slots` tokens, or a little more.
+
+    Its window is the model's, or the pool where that is smaller.
 
     Raises
     ------
@@ -74,16 +76,17 @@ def _open(
     max_num_seqs: int = 64,
 ) -> OpenEngine:
     spec = KVSpec.from_config(resolve(model).config)
-    num_blocks = slots // block_size
+    num_blocks = -(-slots // block_size)
     if spec.max_position is not None and spec.max_position < 256:
         raise ConfigError(
             f"{model} knows {spec.max_position} positions; the benchmarks need 256 or more"
         )
-    window = min(spec.max_position or slots, slots)
+    there = num_blocks * block_size
+    window = min(spec.max_position or there, there)
     options = {
         "model": model,
         "block_size": block_size,
-        "kv_cache_memory_bytes": spec.token_bytes() * num_blocks * block_size,
+        "kv_cache_memory_bytes": spec.token_bytes() * there,
         "max_model_len": window,
         "max_num_batched_tokens": max_num_batched_tokens,
         "max_num_seqs": max_num_seqs,

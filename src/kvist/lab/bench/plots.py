@@ -45,9 +45,12 @@ def write_png(result: BenchResult, path: Path) -> None:
         axis.set_title(chart.title, fontsize=11)
         axis.set_ylabel(chart.y_title)
         axis.grid(axis="y", alpha=0.3)
+        axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
         if len(chart.y) > 1:
-            axis.legend(frameon=False, fontsize=9)
+            # Below the axis, where it hides nothing.
+            place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14), "ncols": len(chart.y)}
+            axis.legend(frameon=False, fontsize=9, **place)
     where = f"{result.environment['cpu']}, {result.environment['cores']} cores"
     stopped = "" if result.is_complete else " (stopped before the end)"
     figure.suptitle(f"kvist bench {result.bench}{stopped}   {where}", fontsize=9, color="#555555")
@@ -104,6 +107,7 @@ def _bars(axis: Any, table: Table, chart: Chart) -> None:
         )
         digits = columns[name].digits
         axis.bar_label(bars, [f"{height:,.{digits}f}" for height in heights], padding=3, fontsize=8)
+    axis.set_xlabel(columns[chart.x].title)
     names = [str(row[chart.x]) for row in table.rows]
     long = sum(map(len, names)) > 50
     axis.set_xticks(

@@ -85,7 +85,8 @@ class PrefixBench:
                 kept = work.tokens * share // 100
                 prompt = seen[:kept] + host.prompt(work.tokens - kept)
                 self._one_share(sessions["on"], f"{share} %", prompt)
-            self._pay(sessions)
+            # Who goes first in a round pays for what happens only once in it.
+            self._pay(dict(reversed(sessions.items())) if repeat % 2 else sessions)
 
     def _one_share(self, session: Session, row: str, prompt: tuple[int, ...]) -> None:
         line = session.one(prompt, 1)
@@ -122,9 +123,10 @@ class PrefixBench:
         """See `Bench`."""
         found = []
         for column, what in (("ttft_s", "the first token"), ("batch_s", "a batch")):
-            ratio = quotient(self._price.median("on", column), self._price.median("off", column))
+            ratio = quotient(self._price.least("on", column), self._price.least("off", column))
             if ratio is not None:
                 found.append(
-                    f"When nothing is shared, {what} takes {ratio - 1:+.1%} with prefix caching on."
+                    f"When nothing is shared, {what} takes {ratio - 1:+.1%} with prefix caching on"
+                    " (least times of both)."
                 )
         return (*found, "The last token of a prompt is always computed: it says what comes next.")

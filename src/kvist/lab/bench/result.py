@@ -184,6 +184,10 @@ class Samples:
         values = self._rows.get(row, {}).get(column)
         return statistics.median(values) if values else None
 
+    def least(self, row: str | int | float, column: str) -> float | None:
+        """Return the least value of a cell so far: what disturbs a measurement only adds to it."""
+        return min(self._rows.get(row, {}).get(column, ()), default=None)
+
     def ratio(self, row: str | int | float, over: str, under: str) -> float | None:
         """Return the median of one column over that of another, in one row."""
         return quotient(self.median(row, over), self.median(row, under))

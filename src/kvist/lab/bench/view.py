@@ -47,14 +47,15 @@ def to_markdown(result: BenchResult) -> str:
 
 
 def show(result: BenchResult, console: Console) -> None:
-    """Print the result for somebody at a terminal."""
+    """Print the result for somebody at a terminal: medians, since spreads make tables too wide."""
     for table in result.tables:
         rows = [
-            [cell_text(row.get(column.name), column) for column in table.columns]
+            [cell_text(_middle(row.get(column.name)), column) for column in table.columns]
             for row in table.rows
         ]
         titles = [column.title for column in table.columns]
         print_table(f"{result.bench}: {table.title}", titles, rows, console)
+    console.print("Medians; --json and --markdown have the spread.", style="dim", highlight=False)
     for fact in result.facts:
         console.print(fact, highlight=False, markup=False, soft_wrap=True)
     if not result.is_complete:
@@ -76,6 +77,10 @@ def describe_environment(environment: Mapping[str, Any]) -> str:
         f"{f', {format_size(memory)}' if memory else ''}; {versions},"
         f" Python {environment['python']}."
     )
+
+
+def _middle(cell: Cell) -> Cell:
+    return cell.median if isinstance(cell, Spread) else cell
 
 
 def _markdown(table: Table) -> list[str]:
