@@ -6,7 +6,6 @@ Owns the rounding. Knows no benchmark.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -60,12 +59,6 @@ def show(result: BenchResult, console: Console) -> None:
         console.print(fact, highlight=False, markup=False, soft_wrap=True)
     if not result.is_complete:
         console.print(_PARTIAL, style="bold", highlight=False)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file, and the folder it is to be in."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
 
 
 def describe_environment(environment: Mapping[str, Any]) -> str:
