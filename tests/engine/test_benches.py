@@ -51,3 +51,24 @@ def test_the_ladder_has_all_its_rungs(tiny_folder, one_thread):
     finally:
         tiered.close()
         opened.close()
+
+
+def test_tiers_shows_the_decision_beside_both_extremes(tiny_folder, one_thread):
+    pytest.importorskip("torch")
+    from kvist.lab.tiers import TierBench, TiersWorkload
+
+    work = TiersWorkload(num_tokens=128, rates_mb_s=(1, 50), repeats=1)
+    bench = TierBench(str(tiny_folder("llama")), work)
+    try:
+        bench.measure(quiet)
+        (table,) = bench.tables()
+        assert [row["rate_mb_s"] for row in table.rows] == [1, 50]
+        for row in table.rows:
+            better = min(row["load_s"].median, row["recompute_s"].median)
+            ratio = row["decided_s"].median / better
+            assert row["decided_to_better_extreme"] == pytest.approx(ratio)
+        # 112 of 128 tokens lie in full blocks before the last token, on a line of 1 MB/s.
+        at_least_s = 112 * bench.opened.bill.kv_token_bytes / 1e6
+        assert table.rows[0]["load_s"].median > at_least_s
+    finally:
+        bench.close()

@@ -19,12 +19,15 @@ from kvist.lab.bench.cache import CacheBench, CacheWorkload
 from kvist.lab.bench.context import ContextBench, ContextWorkload
 from kvist.lab.bench.host import null_host
 from kvist.lab.bench.ladder import LadderBench, LadderWorkload
+from kvist.lab.bench.paging import PagingBench
+from kvist.lab.bench.policies import PoliciesBench
 from kvist.lab.bench.pollution import PollutionBench, PollutionWorkload
 from kvist.lab.bench.prefix import PrefixBench, PrefixWorkload
 from kvist.lab.bench.result import Bench, BenchResult, Samples, Spread, run_bench
 from kvist.lab.bench.schedule import ScheduleBench, ScheduleWorkload
 from kvist.lab.bench.view import to_markdown
 from kvist.lab.flood import FloodWorkload
+from kvist.lab.paging import PagingWorkload
 from kvist.lab.report import environment
 
 STEP_S, TOKEN_S = 0.01, 0.0005  # what `null_host` takes
@@ -131,6 +134,27 @@ def test_protection_keeps_what_a_flood_takes_from_lru():
     work = PollutionWorkload(policies=("lru",), flood=flood)
     (row,) = rows(run(PollutionBench(work)), "policies")
     assert row["kept"] < 0.9 < row["kept_protected"]
+
+
+def test_paging_has_books_and_speed_of_every_mode():
+    work = PagingWorkload(num_requests=32, longest=512, slots=4096)
+    host = null_host(work.num_blocks, work.block_size, 4096)
+    result = run(PagingBench(host, work, seconds=0.2))
+    found = by(rows(result, "modes"), "mode")
+    assert list(found) == ["reserve", "reserve_longest", "paged"]
+    assert found["paged"]["concurrency"] > 3 * found["reserve"]["concurrency"]
+    assert all(row["tokens_per_s"] > 0 for row in found.values())
+    assert result.facts[0].startswith("Paged over reserve: ")
+
+
+def test_policies_have_a_table_for_each_trace_and_one_for_all():
+    hot = [[1, 2], [3], [1, 2], [4], [1, 2], [5]] * 20
+    result = run(PoliciesBench({"one": hot, "two": hot[:60]}, ["lru", "arc"]))
+    tables = result.to_dict()["tables"]
+    assert list(tables) == ["one", "two", "summary"]
+    assert [row["policy"] for row in tables["one"]["rows"]] == ["lru", "arc", "farthest next use"]
+    assert {row["hits_10_vs_lru"] for row in tables["one"]["rows"][:1]} == {1.0}
+    assert {row["policy"] for row in tables["summary"]["rows"]} == {"lru", "arc"}
 
 
 class _Stopped:

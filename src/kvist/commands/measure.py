@@ -186,7 +186,7 @@ def block_size(
 def pollution(
     protected_share: Annotated[
         float, typer.Option(help="Of the pool, for blocks in repeated use.", min=0, max=0.95)
-    ] = 0.5,
+    ] = 0.25,
     as_json: JsonFile = None,
     markdown: MarkdownFile = None,
     png: PngFile = None,

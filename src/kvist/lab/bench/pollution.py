@@ -12,6 +12,7 @@ from typing import Any
 
 from kvist.lab.bench.result import Chart, Column, Samples, Table, Tell
 from kvist.lab.flood import FloodWorkload, measure_flood
+from kvist.lab.policies import PROTECTED_SHARE
 from kvist.policies.registry import POLICIES
 
 _COLUMNS = (
@@ -35,7 +36,7 @@ class PollutionWorkload:
     """
 
     policies: tuple[str, ...] = tuple(POLICIES)
-    protected_share: float = 0.5
+    protected_share: float = PROTECTED_SHARE
     flood: FloodWorkload = field(default_factory=FloodWorkload)
 
 
