@@ -23,6 +23,7 @@ from kvist.commands.doctor import doctor
 from kvist.commands.explain import explain
 from kvist.commands.inspect import inspect
 from kvist.commands.plan import plan
+from kvist.commands.report import report
 from kvist.commands.simulate import simulate
 from kvist.commands.terminal import DEFAULT_MODEL, MODEL_HELP, err, out, plain_errors
 from kvist.commands.warm import warm
@@ -47,6 +48,7 @@ app = typer.Typer(
 )
 app.add_typer(bench_app, name="bench")
 app.command()(plan)
+app.command()(report)
 app.command()(doctor)
 app.command()(explain)
 app.command()(inspect)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -49,6 +50,9 @@ def plan(
         list[str] | None, typer.Option(help="NAME:BYTES_PER_S to load from, such as nvme:6GB.")
     ] = None,
     list_models: Annotated[bool, typer.Option("--list", help="Show the known models.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page with plots to this file too.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Schema kvist.plan.v1.")] = False,
 ) -> None:
     """How big is the KV cache, what fits, and what helps. Loads nothing, needs no GPU.
@@ -90,6 +94,11 @@ def plan(
                 tiers=tier or [],
             )
             plans.append(make_plan(model, demand))
+        if html is not None:
+            from kvist.lab.pages.plan import plan_page
+            from kvist.lab.report import describe_run
+
+            plan_page(plans, describe_run()).write(html)
     if as_json:
         found = [each.to_dict() for each in plans]
         answer = found[0] if len(found) == 1 else {"schema": SCHEMA, "plans": found}

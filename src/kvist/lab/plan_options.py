@@ -18,16 +18,16 @@ _UNLIMITED_CONTEXT = 32_768
 def read_demand(
     model: Model,
     *,
-    context: int | None,
-    concurrency: int,
-    kv_cache_dtype: str,
-    memory: str | None,
-    num_gpus: int,
-    utilization: float,
-    block_size: int,
-    bandwidth: str,
-    prefill_tokens_per_s: float | None,
-    tiers: Sequence[str],
+    context: int | None = None,
+    concurrency: int = 1,
+    kv_cache_dtype: str = "auto",
+    memory: str | None = None,
+    num_gpus: int = 1,
+    utilization: float = 0.9,
+    block_size: int = 16,
+    bandwidth: str = "2TB",
+    prefill_tokens_per_s: float | None = None,
+    tiers: Sequence[str] = (),
 ) -> Demand:
     """Return what is asked of a model.
 

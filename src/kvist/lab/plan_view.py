@@ -14,9 +14,9 @@ from kvist.sizes import format_size
 
 def show_plan(plan: Plan, console: Console) -> None:
     """Print one plan."""
-    for line in _headline(plan):
+    for line in headline(plan):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    rows = [[what, amount, remark] for what, amount, remark in _memory(plan)]
+    rows = [[what, amount, remark] for what, amount, remark in memory_rows(plan)]
     print_table("memory", ("what", "bytes", ""), rows, console)
     if len(plan.kv_bytes_per_token_by_group) > 1:
         groups = [[name, format_size(size)] for name, size in plan.kv_bytes_per_token_by_group]
@@ -26,7 +26,7 @@ def show_plan(plan: Plan, console: Console) -> None:
     print_table(f"formats, at {plan.demand.context} tokens", columns, formats, console)
     contexts = [[f"{n:,}", format_size(size), _count(most)] for n, size, most in plan.by_context]
     print_table(f"contexts, in {plan.kv_format}", columns, contexts, console)
-    for line in _bounds(plan):
+    for line in bounds_of(plan):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     advice = advise(plan)
     if advice:
@@ -57,7 +57,8 @@ def show_comparison(plans: Sequence[Plan], console: Console) -> None:
     print_table(title, columns, rows, console)
 
 
-def _headline(plan: Plan) -> list[str]:
+def headline(plan: Plan) -> list[str]:
+    """Return what is needed and whether it fits, a sentence each."""
     demand = plan.demand
     need = (
         f"{plan.model.name}: {demand.concurrency} × {demand.context:,} tokens need"
@@ -76,7 +77,8 @@ def _headline(plan: Plan) -> list[str]:
     return lines
 
 
-def _memory(plan: Plan) -> list[tuple[str, str, str]]:
+def memory_rows(plan: Plan) -> list[tuple[str, str, str]]:
+    """Return (what, bytes, remark)."""
     demand, model = plan.demand, plan.model
     weights = "unknown" if model.weights_bytes is None else format_size(model.weights_bytes)
     rows = [
@@ -102,7 +104,8 @@ def _memory(plan: Plan) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _bounds(plan: Plan) -> list[str]:
+def bounds_of(plan: Plan) -> list[str]:
+    """Return what bandwidth allows, and what is worth loading, a sentence each."""
     lines = []
     if plan.decode_tokens_per_s is not None:
         each = plan.decode_tokens_per_s / plan.demand.concurrency

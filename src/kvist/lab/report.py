@@ -10,6 +10,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,12 @@ def environment() -> dict[str, Any]:
             if (version := _version(name)) is not None
         },
     }
+
+
+def describe_run() -> str:
+    """Return when, with what command and by which version, in one line."""
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return f"{now} · kvist {_version('kvist') or 'not installed'} · {environment()['command']}"
 
 
 def _version(distribution: str) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 SCHEMA = "kvist.bench.v1"
@@ -143,7 +143,7 @@ class BenchResult:
             "tables": {
                 table.name: {
                     "title": table.title,
-                    "columns": [{"name": c.name, "title": c.title} for c in table.columns],
+                    "columns": [asdict(column) for column in table.columns],
                     "rows": [
                         {c.name: _plain(row.get(c.name)) for c in table.columns}
                         for row in table.rows
