@@ -105,13 +105,19 @@ def root_key(root: RootFields) -> RootKey:
     return RootKey(_hash(b"kvist.root.v1", parts))
 
 
-def lane_key(root: RootKey, adapter: str = "", salt: str = "") -> BlockKey:
+def lane_key(
+    root: RootKey, adapter: str = "", salt: str = "", *, approximate: bool = False
+) -> BlockKey:
     """Parent of the first block of requests that use `adapter` and `salt`.
+
+    `approximate` is for those that may read what a lossy codec brought back: no exact request finds
+    their blocks.
 
     Requests in different lanes never share a block. The salt is a tenant's secret: without it a
     tenant cannot probe what another one has cached.
     """
-    return BlockKey(_hash(b"kvist.lane.v1", (root, adapter.encode(), salt.encode())))
+    parts = (root, adapter.encode(), salt.encode()) + ((b"approximate",) if approximate else ())
+    return BlockKey(_hash(b"kvist.lane.v1", parts))
 
 
 def block_key(

@@ -158,6 +158,9 @@ class Admission:
             raise IntegrityError(f"no room for {seq!r} although it was counted")
         self._waiting.remove(seq)
         self._requests.run(seq)
+        if match.num_tokens and seq.is_approximate:
+            # What it found may come of something lossy; nobody keeps account of that by the block.
+            seq.is_exact = False
         first = seq.num_cached_tokens is None
         if first:
             seq.num_cached_tokens = match.num_tokens

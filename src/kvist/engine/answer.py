@@ -108,6 +108,7 @@ class Answer:
         if update.prompt_logprobs is not None:
             spelled = (spell_logprobs(found, self._tokenizer) for found in update.prompt_logprobs)
             output.prompt_logprobs = [None, *spelled]
+        output.exact = output.exact and update.exact
         output.error = output.error or update.error
         stopped = self._continuations[update.index].take(update)
         if update.is_last:

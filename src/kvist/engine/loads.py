@@ -26,6 +26,7 @@ from kvist.cache import KVCacheManager, PrefixMatch
 from kvist.engine.sequence import Sequence
 from kvist.errors import IntegrityError
 from kvist.events import EventLog, PrefixLoaded
+from kvist.keys import HashChain
 from kvist.tiers.demotion import Sealed
 from kvist.tiers.manager import Choice, TierManager
 from kvist.tiers.promotion import Found, Load
@@ -137,7 +138,8 @@ class PrefixLoads:
         return Offer(first + choice.num_computed, found.since(choice.num_computed), choice)
 
     def _look(self, seq: Sequence, first: int, *, fresh: bool) -> Found | None:
-        assert seq.chain is not None
+        chain = _stored(seq)
+        assert chain is not None
         limit = (seq.num_tokens - 1) // self._cache.block_size
         if first >= limit:
             return Found()
@@ -150,8 +152,10 @@ class PrefixLoads:
             or (look.step != self._step if fresh else now - look.at_s > FRESH_S)
         ):
             namespace = self.tiers.namespace(seq.request.salt)
-            keys = seq.chain.keys[first:limit]
-            found = self.tiers.find(namespace, keys, tell=look is None)
+            keys = chain.keys[first:limit]
+            found = self.tiers.find(
+                namespace, keys, allow_lossy=seq.is_approximate, tell=look is None
+            )
             until_s = now + LOOKUP_S if look is None else look.until_s
             look = self._looks[seq.request_id] = _Look(first, found, now, until_s, self._step)
         if look.found.is_waiting and now < look.until_s:
@@ -160,7 +164,9 @@ class PrefixLoads:
 
     def begin(self, seq: Sequence, offer: Offer, *, is_first: bool) -> None:
         """Load what was offered to a sequence that has its table now."""
+        chain = _stored(seq)
         assert seq.chain is not None
+        assert chain is not None
         first, n = offer.first, offer.choice.num_loaded
         keys = seq.chain.keys[first : first + n]
         run = self._cache.loading.begin(first, keys, seq.chain.parent(first), seq.token_ids)
@@ -168,7 +174,13 @@ class PrefixLoads:
         if run is None:
             return
         namespace = self.tiers.namespace(seq.request.salt)
-        load = self.tiers.load(namespace, keys, run.block_ids, offer.found, offer.choice.deadline_s)
+        load = self.tiers.load(
+            namespace,
+            chain.keys[first : first + n],
+            run.block_ids,
+            offer.found,
+            offer.choice.deadline_s,
+        )
         held = _Held(run, load, seq, is_first)
         self._held[load] = self._by_request[seq.request_id] = held
         seq.load_limit = first * self._cache.block_size
@@ -214,6 +226,7 @@ class PrefixLoads:
         if seq.table is None or seq.num_computed != seq.load_limit:
             return
         start, n = seq.num_computed, held.num_ready
+        seq.is_exact = seq.is_exact and all(held.load.exact)
         self._cache.adopt(seq.table, held.run, n)
         end = seq.num_computed
         self._let_go(held, seq)
@@ -261,7 +274,8 @@ class PrefixLoads:
     def sealed(self, seq: Sequence, start: int, end: int) -> None:
         """Blocks ``start .. end - 1`` of a sequence are findable now: copies may go down."""
         chain, table = seq.chain, seq.table
-        if chain is None or table is None or start >= end:
+        if chain is None or table is None or start >= end or seq.is_approximate:
+            # What comes of an approximate context stays on the device.
             return
         namespace = self.tiers.namespace(seq.request.salt)
         for index in range(start, end):
@@ -272,9 +286,10 @@ class PrefixLoads:
 
     def used(self, seq: Sequence, start: int, end: int) -> None:
         """Blocks of a sequence were found and not computed."""
-        if seq.chain is not None and start < end:
+        chain = _stored(seq)
+        if chain is not None and start < end:
             namespace = self.tiers.namespace(seq.request.salt)
-            self.tiers.used(namespace, seq.chain.keys[start:end])
+            self.tiers.used(namespace, chain.keys[start:end])
 
     def pump(self) -> None:
         """Let copies go down."""
@@ -319,3 +334,10 @@ class PrefixLoads:
         for held in self._held.values():
             if held.seq is None and not held.load.jobs:
                 raise IntegrityError(f"a load that is over is remembered: {held.run!r}")
+
+
+def _stored(seq: Sequence) -> HashChain | None:
+    """Return the names that lower tiers know a sequence's blocks by, up to its last token."""
+    if seq.is_approximate and seq.stored_chain is not None:
+        seq.stored_chain.extend(seq.token_ids)
+    return seq.stored_chain

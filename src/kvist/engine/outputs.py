@@ -69,6 +69,8 @@ class RequestOutput:
     finished : bool
     num_cached_tokens : int
         Prompt tokens whose K and V came from the cache.
+    exact : bool
+        False where K and V were read that a lossy codec brought back.
     error : str or None
         Why, when a finish reason is ``"error"``.
     prompt_logprobs : list of Logprobs or None, or None
@@ -83,3 +85,4 @@ class RequestOutput:
     num_cached_tokens: int = 0
     error: str | None = None
     prompt_logprobs: list[Logprobs | None] | None = None
+    exact: bool = True

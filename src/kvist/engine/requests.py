@@ -75,16 +75,21 @@ class RequestTable:
             If it can never run, or its id is in use.
         """
         limit = self.refuse(request)
-        chain = None
+        chain = stored = None
         if self._cache.enable_prefix_caching:
-            lane = lane_key(self._root, request.adapter, request.salt)
-            chain = HashChain(self._root, lane, self._cache.block_size)
-        seq = Sequence(request, self._take_arrival(), self._seed, limit, chain)
+            chain = self._chain(request, approximate=False)
+            if request.allow_lossy and self._loads is not None and self._loads.tiers.are_lossy:
+                chain, stored = self._chain(request, approximate=True), chain
+        seq = Sequence(request, self._take_arrival(), self._seed, limit, chain, stored)
         seq.matcher = matcher
         if self._recorder is not None:
             self._recorder.added(seq)
         self._enter(seq)
         self.waiting.push(seq)
+
+    def _chain(self, request: EngineRequest, *, approximate: bool) -> HashChain:
+        lane = lane_key(self._root, request.adapter, request.salt, approximate=approximate)
+        return HashChain(self._root, lane, self._cache.block_size)
 
     def refuse(self, request: EngineRequest) -> int:
         """Raise `RequestError` if a request can never run; return how long it may get."""
@@ -188,6 +193,7 @@ class RequestTable:
                 seq.owner_id,
                 (token_id,),
                 num_cached_tokens=seq.num_cached_tokens or 0,
+                exact=seq.is_exact,
                 index=seq.index,
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,
@@ -241,6 +247,7 @@ class RequestTable:
             logprobs,
             prompt_logprobs,
             fault,
+            seq.is_exact,
         )
 
     def abort(

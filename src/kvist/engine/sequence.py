@@ -50,6 +50,9 @@ class EngineRequest:
         Lower runs earlier, under ``--scheduling-policy priority``.
     adapter, salt : str
         Requests that differ in these never share blocks.
+    allow_lossy : bool
+        Whether copies that a lossy codec made may be read for it. Where a tier makes some, it
+        shares blocks on the device with others of its kind only.
     grammar : GrammarSpec or None
         What every continuation must look like.
     timeout_s : float or None
@@ -66,6 +69,7 @@ class EngineRequest:
     priority: int = 0
     adapter: str = ""
     salt: str = ""
+    allow_lossy: bool = False
     grammar: GrammarSpec | None = None
     timeout_s: float | None = None
     arrived_s: float | None = None
@@ -141,11 +145,15 @@ class Sequence:
         Prompt and output at most.
     chain : HashChain or None
         ``None`` when the blocks are never to be found.
+    stored_chain : HashChain or None
+        Names under which lower tiers know its blocks; `chain` unless it is approximate.
     table : BlockTable or None
         Held while RUNNING.
 
     Attributes
     ----------
+    is_exact : bool
+        Whether all that it has read is as if it had computed it.
     owner_id : str
         The request that its news belong to; its own unless it is one of several continuations.
     index : int
@@ -178,6 +186,7 @@ class Sequence:
         "chain",
         "counts",
         "index",
+        "is_exact",
         "load_limit",
         "matcher",
         "max_num_tokens",
@@ -199,6 +208,7 @@ class Sequence:
         "seed",
         "status",
         "stop_ids",
+        "stored_chain",
         "table",
         "token_ids",
     )
@@ -210,6 +220,7 @@ class Sequence:
         base_seed: int,
         max_num_tokens: int,
         chain: HashChain | None,
+        stored_chain: HashChain | None = None,
     ) -> None:
         self.request = request
         self.request_id = request.request_id
@@ -223,6 +234,8 @@ class Sequence:
         if not self.params.ignore_eos:
             self.stop_ids += request.eos_token_ids
         self.chain = chain
+        self.stored_chain = stored_chain or chain
+        self.is_exact = True
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.status = SequenceStatus.WAITING
@@ -251,7 +264,9 @@ class Sequence:
     def fork(self, request_id: str, arrival: int) -> Sequence:
         """Return a waiting sequence with the same request and tokens, and no table."""
         chain = self.chain.fork() if self.chain else None
-        other = Sequence(self.request, arrival, self.base_seed, self.max_num_tokens, chain)
+        stored = self.stored_chain.fork() if self.stored_chain and self.is_approximate else None
+        other = Sequence(self.request, arrival, self.base_seed, self.max_num_tokens, chain, stored)
+        other.is_exact = self.is_exact
         other.request_id = other.owner_id = request_id
         other.token_ids = list(self.token_ids)
         other.num_cached_tokens = self.num_cached_tokens
@@ -274,6 +289,11 @@ class Sequence:
         self.token_ids.append(token_id)
         if self.counts is not None:
             self.counts[token_id] = self.counts.get(token_id, 0) + 1
+
+    @property
+    def is_approximate(self) -> bool:
+        """Whether its blocks have names of their own, that exact sequences never look for."""
+        return self.stored_chain is not self.chain
 
     @property
     def num_tokens(self) -> int:

@@ -186,6 +186,8 @@ class Update:
         Of the new tokens, where they were asked for.
     prompt_logprobs : tuple of TokenLogprobs or None
         Of prompt tokens 1, 2, … with the first news, where they were asked for.
+    exact : bool
+        False once it has read something that a lossy codec brought back.
     fault : {"deadline", "request"} or None
         What the error comes of: time that is over, or something that was asked and cannot be done.
         ``None``: of neither.
@@ -202,3 +204,4 @@ class Update:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     fault: str | None = None
+    exact: bool = True

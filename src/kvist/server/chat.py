@@ -34,7 +34,7 @@ from kvist.server.schema import (
     Kvist,
     ToolCall,
 )
-from kvist.server.service import CLIENT_GONE, Prepared, Service, event, spell_dropped, stream, whole
+from kvist.server.service import CLIENT_GONE, Prepared, Service, event, remarks, stream, whole
 from kvist.server.tools import (
     FORMATS,
     REQUIRED,
@@ -214,7 +214,7 @@ class _Turn:
         self._news = inflight.news()
         self._output = inflight.each[0].output
         self._make_parser = make_parser
-        self._kvist = spell_dropped([prepared])
+        self._prepared = prepared
         self._created = int(time.time())
 
     async def begin(self) -> None:
@@ -235,13 +235,13 @@ class _Turn:
             choices=[self._choice(voice) for voice in self._voices()],
             usage=self.inflight.usage(),
             prompt_logprobs=UNSET if found is None else prompt_logprobs(found),
-            kvist=self._kvist,
+            kvist=remarks([self._prepared], self.inflight),
         )
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the answers as events: roles, what grows, ends, usage."""
         voices = self._voices()
-        kvist = self._kvist
+        kvist = remarks([self._prepared], self.inflight)
         for voice in voices:
             yield self._chunk(voice, Delta(role="assistant", content=""), kvist=kvist)
             kvist = UNSET
@@ -316,7 +316,10 @@ class _Turn:
             logprobs = None
         if voice.tail.output.finish_reason is not None:
             voice.tail.is_over = True
-            events.append(self._chunk(voice, Delta(), is_end=True))
+            # Said again at the end, if it is so: it may have become so on the way.
+            exact = self.inflight.are_exact
+            told = UNSET if exact else remarks([self._prepared], self.inflight)
+            events.append(self._chunk(voice, Delta(), is_end=True, kvist=told))
         return events
 
     def _logprobs(self, tail: Tail) -> ChatLogprobs | None:

@@ -28,7 +28,7 @@ from kvist.server.logprobs import completion_logprobs, prompt_logprobs
 from kvist.server.overflow import NOTHING, keep_last
 from kvist.server.response_format import asked_shape
 from kvist.server.schema import Completion, CompletionChoice, CompletionLogprobs, Kvist, Usage
-from kvist.server.service import CLIENT_GONE, Prepared, Service, event, spell_dropped, stream, whole
+from kvist.server.service import CLIENT_GONE, Prepared, Service, event, remarks, stream, whole
 
 
 async def answer_completion(service: Service, body: CompletionRequest, http: Request) -> Response:
@@ -106,7 +106,7 @@ class _Run:
         self._inflight = inflight
         self._news = inflight.news()
         self._id = inflight.each[0].output.request_id.removesuffix("-0")
-        self._kvist = spell_dropped(prepared)
+        self._prepared = prepared
         self._created = int(time.time())
 
     async def begin(self) -> None:
@@ -124,13 +124,13 @@ class _Run:
             for number, one in enumerate(self._inflight.each)
             for output in one.output.outputs
         ]
-        return self._completion(choices, self._usage(), self._kvist)
+        return self._completion(choices, self._usage(), remarks(self._prepared, self._inflight))
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the continuations as events: what grows, with its end, then usage."""
         tails = [[Tail(o) for o in one.output.outputs] for one in self._inflight.each]
         begun: set[tuple[int, int]] = set()
-        kvist = self._kvist
+        kvist = remarks(self._prepared, self._inflight)
 
         def grown(number: int, index: int) -> bytes | None:
             nonlocal kvist
@@ -146,6 +146,8 @@ class _Run:
             tail.is_over = choice.finish_reason is not None
             usage = None if self._body.wants_usage else UNSET
             told, kvist = kvist, UNSET
+            if tail.is_over and not self._inflight.are_exact:
+                told = remarks(self._prepared, self._inflight)  # it may have become so
             return event(
                 self._completion(
                     [choice], self._usage() if self._body.wants_usage_always else usage, told

@@ -193,6 +193,8 @@ class CommonFields(Body):
     guided_grammar: str | None = None
     priority: Int64 = 0
     cache_salt: str | None = None
+    # Ours: copies of K and V that a lossy codec made may be read.
+    allow_lossy: bool = False
     # Ours: seconds from arrival to the last token.
     timeout: float | None = None
 

@@ -200,6 +200,11 @@ class InflightRequests:
         for one in self.each:
             one.close()
 
+    @property
+    def are_exact(self) -> bool:
+        """Whether nothing was read so far that a lossy codec brought back."""
+        return all(one.output.exact for one in self.each)
+
     def usage(self, *, no_token: bool = False) -> Usage:
         """Return what was computed so far; `no_token` leaves out what was not asked for."""
         prompt = sum(len(one.output.prompt_token_ids) for one in self.each)

@@ -116,10 +116,19 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class Kvist(msgspec.Struct, frozen=True):
-    """What was left out of the prompt to make it fit: ``--context-overflow``."""
+    """What is ours to say of an answer; nothing of it unless there is something to say.
 
-    dropped_turns: int
-    dropped_tokens: int
+    Attributes
+    ----------
+    dropped_turns, dropped_tokens : int
+        What was left out of the prompt to make it fit: ``--context-overflow``.
+    exact : bool
+        False where K and V were read that a lossy codec brought back: ``allow_lossy``.
+    """
+
+    dropped_turns: int | UnsetType = UNSET
+    dropped_tokens: int | UnsetType = UNSET
+    exact: bool | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):

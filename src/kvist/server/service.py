@@ -150,6 +150,7 @@ class Service:
                     eos_token_ids=self.tokenizer.eos_token_ids,
                     priority=body.priority,
                     salt=body.cache_salt or "",
+                    allow_lossy=body.allow_lossy,
                     grammar=shape,
                     timeout_s=body.timeout,
                 )
@@ -162,14 +163,16 @@ class Service:
         return InflightRequests(http, inflight)
 
 
-def spell_dropped(prompts: Sequence[Prepared]) -> Kvist | msgspec.UnsetType:
-    """Return what is said of prompts that were made to fit; nothing if all did."""
-    if not any(prepared.dropped for prepared in prompts):
-        return msgspec.UNSET
-    return Kvist(
-        sum(prepared.dropped.turns for prepared in prompts),
-        sum(prepared.dropped.tokens for prepared in prompts),
-    )
+def remarks(prompts: Sequence[Prepared], inflight: InflightRequests) -> Kvist | msgspec.UnsetType:
+    """Return what is to be said of prompts that were made to fit, or read with something lost."""
+    exact = False if not inflight.are_exact else msgspec.UNSET
+    if any(prepared.dropped for prepared in prompts):
+        return Kvist(
+            sum(prepared.dropped.turns for prepared in prompts),
+            sum(prepared.dropped.tokens for prepared in prompts),
+            exact,
+        )
+    return msgspec.UNSET if exact is msgspec.UNSET else Kvist(exact=exact)
 
 
 def whole(answer: msgspec.Struct) -> Response:

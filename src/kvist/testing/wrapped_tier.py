@@ -20,6 +20,7 @@ class WrappedTier(Tier):
     def __init__(self, inner: Tier) -> None:
         self.name = inner.name
         self.medium = inner.medium
+        self.lossless = inner.lossless
         self.inner = inner
 
     def open_namespace(self, namespace: Namespace) -> None:

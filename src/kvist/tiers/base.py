@@ -185,6 +185,9 @@ class LoadJob:
         One writable, contiguous view of bytes a key, exactly as long as these segments are raw.
     deadline_s : float or None
         On the clock of the tier (monotonic): keys not read by then are LATE.
+    allow_lossy : bool
+        Whether a copy that a lossy codec made will do; else it is a MISS, whatever a lookup said
+        when another copy was there.
     """
 
     job_id: int
@@ -193,6 +196,7 @@ class LoadJob:
     segments: range
     buffers: tuple[memoryview, ...]
     deadline_s: float | None = None
+    allow_lossy: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -282,6 +286,9 @@ class Tier(ABC):
 
     medium: str
     """``"host"``, ``"disk"`` or ``"remote"``: what kind of cost a load has."""
+
+    lossless: bool = True
+    """Whether copies made from now on are bit for bit what they are copies of."""
 
     @abstractmethod
     def open_namespace(self, namespace: Namespace) -> None:

@@ -217,7 +217,7 @@ class Demotions:
         return frozenset(
             key
             for key, answer in zip(keys, answers, strict=True)
-            if answer.status not in there or not answer.exact
+            if answer.status not in there or (link.tier.lossless and not answer.exact)
         )
 
     def _store(self, number: int, namespace: bytes, blocks: list[Sealed], slots: list[int]) -> None:

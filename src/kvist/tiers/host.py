@@ -98,6 +98,7 @@ class HostTier(Tier):
         self.medium = "host"
         self._capacity_bytes = capacity_bytes
         self._codec = codec if codec is not None else RawCodec()
+        self.lossless = self._codec.lossless
         self._clock = clock
         self._checksum = SegmentChecksum()
         self._spaces: dict[bytes, Namespace] = {}
@@ -218,6 +219,9 @@ class HostTier(Tier):
         for key, buffer in zip(job.keys, job.buffers, strict=True):
             if (verdict := ticket.verdict()) is not None:
                 report.add(verdict)
+                continue
+            if not self.lossless and not job.allow_lossy:
+                report.add(Outcome.MISS, reason="lossy")
                 continue
             record = self._books.retain(job.namespace + key)
             if record is None:

@@ -111,11 +111,15 @@ class TierLink:
         deadline_s: float,
         expected_bytes: int,
         on_done: Callable[[JobDone], None],
+        *,
+        allow_lossy: bool = False,
     ) -> int:
         """Begin to read; `on_done` is called by `poll`."""
         job_id = self._accept(_Job(on_done, len(keys), expected_bytes, is_load=True))
         self.load_bytes += expected_bytes
-        self.tier.submit_load(LoadJob(job_id, namespace, keys, segments, buffers, deadline_s))
+        self.tier.submit_load(
+            LoadJob(job_id, namespace, keys, segments, buffers, deadline_s, allow_lossy)
+        )
         return job_id
 
     def store(

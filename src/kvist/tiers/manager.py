@@ -193,12 +193,25 @@ class TierManager:
 
     # ------------------------------------------------------------------ up
 
-    def find(self, namespace: bytes, keys: Sequence[BlockKey], *, tell: bool = True) -> Found:
+    @property
+    def are_lossy(self) -> bool:
+        """Whether some tier makes copies that are not exact."""
+        return not all(link.tier.lossless for link in self._links)
+
+    def find(
+        self,
+        namespace: bytes,
+        keys: Sequence[BlockKey],
+        *,
+        allow_lossy: bool = False,
+        tell: bool = True,
+    ) -> Found:
         """Return the longest run of keys, from the first, of which each is in some tier.
 
-        `tell`: whether to count it; not when the same is asked again.
+        `allow_lossy`: whether copies of lossy codecs count. `tell`: whether to count it; not when
+        the same is asked again.
         """
-        return self._promotions.find(namespace, keys, tell=tell)
+        return self._promotions.find(namespace, keys, allow_lossy=allow_lossy, tell=tell)
 
     def choose(self, found: Found) -> Choice:
         """Decide what of a run to load, and what to compute meanwhile."""

@@ -56,18 +56,23 @@ class Found:
         What a load would read, a key.
     is_waiting : bool
         A tier has yet to answer, and it may be more.
+    exact : tuple of bool
+        Whether it is bit for bit what was stored, a key.
     """
 
     links: tuple[int, ...] = ()
     stored_bytes: tuple[int, ...] = ()
     is_waiting: bool = False
+    exact: tuple[bool, ...] = ()
 
     def __len__(self) -> int:
         return len(self.links)
 
     def since(self, start: int) -> Found:
         """Leave the first `start` keys out."""
-        return Found(self.links[start:], self.stored_bytes[start:], self.is_waiting)
+        return Found(
+            self.links[start:], self.stored_bytes[start:], self.is_waiting, self.exact[start:]
+        )
 
 
 NOTHING = Found()
@@ -80,13 +85,22 @@ class Load:
     ----------
     media : tuple of str
         Where each block comes from.
+    exact : tuple of bool
+        Whether it comes as it was.
     deadline_s : float
     """
 
-    __slots__ = ("begun_s", "deadline_s", "jobs", "measured", "media")
+    __slots__ = ("begun_s", "deadline_s", "exact", "jobs", "measured", "media")
 
-    def __init__(self, media: tuple[str, ...], begun_s: float, deadline_s: float) -> None:
+    def __init__(
+        self,
+        media: tuple[str, ...],
+        exact: tuple[bool, ...],
+        begun_s: float,
+        deadline_s: float,
+    ) -> None:
         self.media = media
+        self.exact = exact
         self.begun_s = begun_s
         self.deadline_s = deadline_s
         self.jobs: dict[tuple[int, int], range] = {}
@@ -128,17 +142,26 @@ class Promotions:
         self._arrived: list[Arrived] = []
         self._job_blocks = max(1, JOB_BYTES // device.block_bytes)
 
-    def find(self, namespace: bytes, keys: Sequence[BlockKey], *, tell: bool = True) -> Found:
+    def find(
+        self,
+        namespace: bytes,
+        keys: Sequence[BlockKey],
+        *,
+        allow_lossy: bool = False,
+        tell: bool = True,
+    ) -> Found:
         """Return the longest run of keys, from the first, of which each is in some tier.
 
-        A lossy copy counts as absent. O(keys · tiers).
+        O(keys · tiers).
 
         Parameters
         ----------
+        allow_lossy : bool
+            Whether a lossy copy will do; else it counts as absent.
         tell : bool
             Whether this is news: who asks again for the same is not counted twice.
         """
-        where: dict[int, tuple[int, int]] = {}
+        where: dict[int, tuple[int, int, bool]] = {}
         waiting: set[int] = set()
         missing = list(range(len(keys)))
         for number, link in enumerate(self._links):
@@ -148,13 +171,14 @@ class Promotions:
             misses: Counter[str] = Counter()
             still: list[int] = []
             for index, answer in zip(missing, answers, strict=True):
-                if answer.status is LookupStatus.HIT and answer.exact:
-                    where[index] = (number, answer.stored_bytes)
+                if answer.status is LookupStatus.HIT and (answer.exact or allow_lossy):
+                    where[index] = (number, answer.stored_bytes, answer.exact)
                     continue
                 still.append(index)
                 if answer.status is LookupStatus.RETRY:
                     waiting.add(index)
-                misses[answer.reason or answer.status.value] += 1
+                lossy = answer.status is LookupStatus.HIT
+                misses["lossy" if lossy else answer.reason or answer.status.value] += 1
             hits = len(missing) - len(still)
             if tell:
                 self._events.emit(TierLookedUp(link.name, hits, tuple(misses.items())))
@@ -162,7 +186,10 @@ class Promotions:
         end = missing[0] if missing else len(keys)
         run = [where[i] for i in range(end)]
         return Found(
-            tuple(number for number, _ in run), tuple(size for _, size in run), end in waiting
+            tuple(number for number, _, _ in run),
+            tuple(size for _, size, _ in run),
+            end in waiting,
+            tuple(exact for _, _, exact in run),
         )
 
     def seconds(self, found: Found) -> list[float]:
@@ -188,7 +215,7 @@ class Promotions:
     ) -> Load:
         """Load blocks into the places of `block_ids`. Those are lent until `poll` tells of them."""
         media = tuple(self._links[number].medium for number in found.links)
-        load = Load(media, self._clock(), deadline_s)
+        load = Load(media, found.exact, self._clock(), deadline_s)
         start = 0
         for number, same in groupby(found.links):
             end = start + len(list(same))
@@ -223,6 +250,7 @@ class Promotions:
             load.deadline_s,
             sum(found.stored_bytes[part.start : part.stop]),
             on_done,
+            allow_lossy=not all(found.exact),
         )
         load.jobs[number, job_id] = part
 

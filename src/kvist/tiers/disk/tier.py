@@ -116,6 +116,7 @@ class DiskTier(Tier):
             wall=wall,
         )
         self.notes = tuple(opened.notes)
+        self.lossless = codec is None or codec.lossless
         self._store = opened.store
         self._labels: dict[bytes, Namespace] = {}
         self._queues = Queues()
@@ -302,6 +303,10 @@ class DiskTier(Tier):
         record = self._store.hold(job.namespace, item.key)
         if record is None:
             end(item, Outcome.MISS, 0, "absent")
+            return
+        if not record.exact and not job.allow_lossy:
+            self._store.let_go(record)
+            end(item, Outcome.MISS, 0, "lossy")
             return
         try:
             stored = self._store.read(record, item.task.label, job.segments, job.buffers[item.at])

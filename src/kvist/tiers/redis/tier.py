@@ -128,6 +128,7 @@ class RedisTier(Tier):
         self._clock = clock
         self._wall = wall
         self._codec = codec if codec is not None else RawCodec()
+        self.lossless = self._codec.lossless
         self._spaces: dict[bytes, Namespace] = {}
         self._conflicts: set[bytes] = set()
         self._claimed_s: dict[bytes, float] = {}

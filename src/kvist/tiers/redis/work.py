@@ -40,7 +40,12 @@ class RedisWork:
 
     def load(self, ticket: Ticket, job: LoadJob, space: Namespace) -> Report:
         """Load the blocks of a job, head first."""
-        headers = self._blocks.headers(job.namespace, job.keys)
+        headers = [
+            found
+            if isinstance(found, Absence) or found.exact or job.allow_lossy
+            else Absence("lossy")
+            for found in self._blocks.headers(job.namespace, job.keys)
+        ]
         results: list[Outcome | Absence] = [
             header if isinstance(header, Absence) else Outcome.DONE for header in headers
         ]
