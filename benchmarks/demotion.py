@@ -1,9 +1,10 @@
 """What copies on their way down cost: tokens/s with a write-through tier, over those without one.
 
-Engines over one model stand in one process, one without tiers and one for each tier. They take
-turns at the same load with fresh prompts, in an order that chance draws anew for every round; a
-round gives each tier one ratio to the engine without. Printed are the geometric mean of the ratios
-and its 95 % interval. ``none again`` is a second engine without tiers: how far chance alone gets.
+Engines over one model stand in one process, one without tiers and one for each tier. In every round
+each tier's engine and the one without run the same load with fresh prompts one right after the
+other, in an order that chance draws: a machine that others use is now fast, now slow. Printed are
+the geometric mean of the ratios and its 95 % interval. ``none again`` is a second engine without
+tiers: how far chance alone gets.
 
 Two loads, neither of which reuses anything: ``mixed`` (prompts of 128 tokens, 64 of output, eight
 at once) and ``prefill`` (prompts of 2,048 tokens, 4 of output). Between two turns the tiers get
@@ -105,17 +106,20 @@ def measure(
         side.rates.clear()
         side.behind_s.clear()
         side.stored = side.filled = 0
-    for _ in range(rounds):
-        for name in rng.sample(list(sides), len(sides)):
-            turn(sides[name], load, rng)
     none = sides["none"]
+    base: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name in rng.sample([name for name in sides if name != "none"], len(sides) - 1):
+            for side in rng.sample([none, sides[name]], 2):
+                turn(side, load, rng)
+            base[name].append(none.rates[-1])
     rows: dict[str, dict[str, Any]] = {
         "none": {"tokens_per_s": round(statistics.median(none.rates), 1)}
     }
     for name, side in sides.items():
         if side is none:
             continue
-        ratios = [mine / theirs for mine, theirs in zip(side.rates, none.rates, strict=True)]
+        ratios = [mine / theirs for mine, theirs in zip(side.rates, base[name], strict=True)]
         mean, low, high = interval(ratios)
         rows[name] = {
             "to_none": round(mean, 4),

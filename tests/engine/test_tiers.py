@@ -98,6 +98,7 @@ def test_blocks_of_the_disk_are_copied_into_host_memory(folder, expected, disk):
 
 OTHERS = {
     "weights": {},
+    "weights format": {"weights": "int8"},
     "dtype": {"dtype": "bfloat16"},
     "block size": {"block_size": 32},
     "arithmetic": {"batch_invariant": True},

@@ -14,7 +14,7 @@ import sqlite3
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -436,6 +436,35 @@ def test_a_tier_whose_device_fails_refuses_for_a_while_and_serves_on(tmp_path: P
 
 
 # ---------------------------------------------------------------------- devices and clocks
+
+
+class SlowFiles(Files):
+    """Every read takes so long, on a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.read_s = 0.0
+
+    def read(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        self.now_s += self.read_s
+        return super().read(fd, buffers, offset)
+
+
+def test_a_slow_device_is_late_with_some_and_wrong_with_none(tmp_path: Path) -> None:
+    files = SlowFiles()
+    tier = DiskTier(tmp_path, BUDGET, files=files, clock=lambda: files.now_s, threads=2)
+    label = space("slow")
+    driver = TierDriver(tier, label)
+    keys = chain("x", 6)
+    driver.store(label, keys)
+    files.read_s = 1.0
+    job_id, _ = driver.begin_load(label, keys, deadline_s=files.now_s + 3.5)
+    outcomes = driver.wait(job_id).outcomes
+    done = outcomes.count(Outcome.DONE)
+    assert 0 < done < len(keys)
+    assert outcomes == (Outcome.DONE,) * done + (Outcome.LATE,) * (len(keys) - done)
+    assert driver.load(label, keys) == [block_bytes(key) for key in keys]
+    tier.close()
 
 
 @pytest.fixture

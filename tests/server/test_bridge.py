@@ -251,6 +251,25 @@ def test_an_engine_that_hangs_is_said_to_and_heard_again_when_it_wakes(null_clie
     assert tokens == null_generate([1], 5, VOCAB_SIZE)
 
 
+def test_a_machine_that_slept_makes_no_engine_hang(null_client):
+    """Server and engine stopped together: the time in between is nobody's silence."""
+
+    async def main():
+        async with null_client(engine_timeout_s=2.0) as client:
+            stream = client.submit(request("a", [1], 200))
+            await anext(stream)
+            client._process.send_signal(signal.SIGSTOP)
+            time.sleep(4.0)
+            client._process.send_signal(signal.SIGCONT)
+            for _ in range(10):
+                await asyncio.sleep(0.05)
+                assert client.stalled is None
+            return await collect(stream)
+
+    tokens, _ = asyncio.run(main())
+    assert tokens == null_generate([1], 200, VOCAB_SIZE)[1:]
+
+
 def test_a_question_that_the_engine_does_not_answer_is_not_waited_for(null_client, monkeypatch):
     monkeypatch.setattr(bridge, "STATS_S", 0.2)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 from kvist.cli import app
 from kvist.codecs.registry import make_codec
-from kvist.testing.tier_driver import TierDriver, block_bytes, chain, space
+from kvist.testing.tier_driver import TierDriver, block_bytes, chain, metas, space
 from kvist.tiers.base import Outcome
 from kvist.tiers.disk.slab import SLAB_NAME
 from kvist.tiers.disk.tier import DiskTier
@@ -136,6 +137,27 @@ def test_gc_frees_what_the_dead_left(directory: Path) -> None:
     assert swept["gc"]["reclaimed"] == 0
     assert swept["store"]["num_blocks"] == 2
     assert hits(directory) == 2
+
+
+def test_gc_takes_what_is_too_old_and_what_continues_it(directory: Path) -> None:
+    """Blocks behind one that is gone would never be found: room for nothing."""
+    now = [1e9]
+    tier = DiskTier(directory, BUDGET, wall=lambda: now[0])
+    driver = TierDriver(tier, A)
+    old, young = chain("old", 3), chain("young", 2)
+    driver.store(A, old[:1])
+    now[0] = time.time()
+    blocks = {key: block_bytes(key) for key in old[1:]}
+    done = driver.wait(driver.begin_store(A, blocks, metas(old)[1:]))
+    assert set(done.outcomes) == {Outcome.DONE}
+    driver.store(A, young)
+    tier.close()
+    assert run(directory, "--gc")["gc"]["old"] == 0
+    swept = run(directory, "--gc", "--older-than", 24)
+    assert swept["gc"]["old"] == 3
+    assert swept["store"]["num_blocks"] == 7 + 2
+    assert run(directory, "--gc", "--older-than", 24)["gc"]["old"] == 0
+    assert "--gc" in run(directory, "--older-than", 1, code=2)["output"]
 
 
 def test_another_key_is_refused(tmp_path: Path) -> None:

@@ -14,10 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvist.commands.terminal import bad_input, out
+from kvist.errors import ConfigError
 from kvist.sizes import format_size
 
 if TYPE_CHECKING:
     from kvist.tiers.checksum import SegmentChecksum
+
+
+_HOUR_S = 3600.0
 
 
 def inspect(
@@ -31,6 +35,10 @@ def inspect(
     gc: Annotated[
         bool, typer.Option("--gc", help="Free what writers that are gone left behind.")
     ] = False,
+    older_than: Annotated[
+        float | None,
+        typer.Option(help="With --gc: also blocks stored so many hours ago.", min=0.0),
+    ] = None,
     backup: Annotated[
         Path | None, typer.Option(help="Write all blocks to a file, also while serving.")
     ] = None,
@@ -48,13 +56,18 @@ def inspect(
 
     kvist inspect DIR --verify --json
 
+    kvist inspect DIR --gc --older-than 168
+
     kvist inspect DIR --backup blocks.kvist
     """
     from kvist.tiers.checksum import SegmentChecksum
 
     with bad_input():
         checksum = SegmentChecksum(tier_key)
-        results = _work(directory, checksum, verify, repair, gc, backup, restore)
+        if older_than is not None and not gc:
+            raise ConfigError("--older-than says what --gc takes; give both")
+        max_age_s = None if older_than is None else older_than * _HOUR_S
+        results = _work(directory, checksum, verify, repair, gc, max_age_s, backup, restore)
     if as_json:
         out.print_json(json.dumps(results))
     else:
@@ -70,6 +83,7 @@ def _work(
     verify: bool,
     repair: bool,
     gc: bool,
+    max_age_s: float | None,
     backup: Path | None,
     restore: Path | None,
 ) -> dict[str, Any]:
@@ -93,7 +107,7 @@ def _work(
         if restore is not None:
             results["restore"] = asdict(archive.restore(store, restore))
         if gc:
-            results["gc"] = asdict(care.collect(store, directory))
+            results["gc"] = asdict(care.collect(store, directory, max_age_s, now_s))
         if verify:
             verdict = care.verify(store)
             results["verify"] = {**asdict(verdict), "is_whole": verdict.is_whole}

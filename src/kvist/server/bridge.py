@@ -96,7 +96,8 @@ class EngineClient:
     ) -> None:
         self._config = config
         self._timeout_s = engine_timeout_s
-        self._heard_s = time.monotonic()
+        # Counted while somebody watches: a machine that slept makes no engine hang.
+        self._silent_s = 0.0
         # -P: nothing in the working directory may pass for one of our imports.
         self._command = command or (sys.executable, "-P", "-m", "kvist.engine.worker")
         self._codec = Codec()
@@ -209,13 +210,12 @@ class EngineClient:
     @property
     def stalled(self) -> str | None:
         """Why nothing can be served now although the engine lives: its loop does not go round."""
-        silent_s = time.monotonic() - self._heard_s
-        if self._ready is None or self._death is not None or silent_s <= self._timeout_s:
+        if self._ready is None or self._death is not None or self._silent_s <= self._timeout_s:
             return None
         return (
-            f"the engine has ended no step for {silent_s:.0f} s; its process hangs or is stopped."
-            f" If steps of this model take longer, raise --engine-timeout={self._timeout_s:g};"
-            " otherwise start the server again"
+            f"the engine has ended no step for {self._silent_s:.0f} s; its process hangs or is"
+            " stopped. If steps of this model take longer, raise"
+            f" --engine-timeout={self._timeout_s:g}; otherwise start the server again"
         )
 
     @property
@@ -303,7 +303,9 @@ class EngineClient:
     async def _watch(self) -> None:
         """Tell those who wait when the engine hangs. Should it wake, their requests are aborted."""
         while True:
+            glanced_s = time.monotonic()
             await asyncio.sleep(GLANCE_S)
+            self._silent_s += min(time.monotonic() - glanced_s, 2 * GLANCE_S)
             if (stalled := self.stalled) is None:
                 continue
             waiting = [stream for stream in self._open.values() if not stream.is_over]
@@ -332,7 +334,7 @@ class EngineClient:
             self._bury(process.returncode)
 
     def _take(self, news: News) -> None:
-        self._heard_s = time.monotonic()
+        self._silent_s = 0.0
         match news:
             case Ready():
                 self._ready = news

@@ -17,7 +17,7 @@ from kvist.tiers.base import Namespace
 from kvist.tiers.checksum import SegmentChecksum
 from kvist.tiers.disk.files import Files
 from kvist.tiers.disk.index import State, index_file_bytes
-from kvist.tiers.disk.layout import Kind, slab_bytes
+from kvist.tiers.disk.layout import Header, Kind, slab_bytes
 from kvist.tiers.disk.opening import budget_for, open_store
 from kvist.tiers.disk.rebuild import mend_superblock
 from kvist.tiers.disk.record import Record
@@ -213,20 +213,30 @@ def repair(
 class Swept:
     """What `collect` took away.
 
-    `reclaimed` records of writers that are gone, `labels` of namespaces without blocks, index bytes
-    before and after.
+    `old` blocks that were stored too long ago, `reclaimed` records of writers that are gone,
+    `labels` of namespaces without blocks, index bytes before and after.
     """
 
+    old: int
     reclaimed: int
     labels: int
     index_bytes_before: int
     index_bytes_after: int
 
 
-def collect(store: DiskStore, directory: Path) -> Swept:
+def collect(
+    store: DiskStore, directory: Path, max_age_s: float | None = None, now_s: float = 0.0
+) -> Swept:
     """Free what nobody needs: slots of dead writers, labels without blocks, rows of free slots.
 
     The index shrinks only while no other process uses the store.
+
+    Parameters
+    ----------
+    max_age_s : float, optional
+        Blocks that were stored longer ago go too, with all that continue them.
+    now_s : float
+        Wall clock.
     """
     before = index_file_bytes(Files(), directory)
     ledger = store.ledger
@@ -234,6 +244,7 @@ def collect(store: DiskStore, directory: Path) -> Swept:
     reclaimed = 0
     while count := ledger.reclaim():
         reclaimed += count
+    old = 0 if max_age_s is None else _drop_old(store, now_s - max_age_s)
     with store.lock:
         store.books.doom_bare_labels()
         labels = len(store.books.doomed)
@@ -243,4 +254,22 @@ def collect(store: DiskStore, directory: Path) -> Swept:
         ledger.index.compact()
         store.slab.be_present()
     ledger.index.checkpoint()
-    return Swept(reclaimed, labels, before, index_file_bytes(Files(), directory))
+    return Swept(old, reclaimed, labels, before, index_file_bytes(Files(), directory))
+
+
+def _drop_old(store: DiskStore, before_s: float) -> int:
+    """Drop blocks stored before that, and those that nobody would find without them."""
+    dropped: set[bytes] = set()
+    with store.lock:
+        live = [r for r in store.books.by_slot.values() if r.state is State.LIVE]
+        blocks = [
+            (header.depth, record, record.namespace + header.parent)
+            for record in live
+            if record.kind is not Kind.NAMESPACE
+            for header in (Header.unpack(record.data, store.slab.checksum),)
+        ]
+        for _, record, parent in sorted(blocks, key=lambda block: block[0]):
+            if record.created_s < before_s or parent in dropped:
+                dropped.add(record.ident)
+                store.books.doom(record)
+    return len(dropped)
