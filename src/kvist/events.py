@@ -245,9 +245,10 @@ class EventLog:
     `emit` is O(number of listeners). `counts` says how often each kind was emitted so far.
     """
 
-    __slots__ = ("_listeners", "_recent", "counts", "num_dropped")
+    __slots__ = ("_capacity", "_listeners", "_recent", "counts", "num_dropped")
 
     def __init__(self, capacity: int = 4096) -> None:
+        self._capacity = capacity
         self._recent: deque[Event] = deque(maxlen=capacity)
         self._listeners: list[Listener] = []
         self.counts: Counter[type] = Counter()
@@ -260,7 +261,7 @@ class EventLog:
     def emit(self, event: Event) -> None:
         """Record `event` and tell the listeners."""
         recent = self._recent
-        if len(recent) == recent.maxlen:
+        if len(recent) == self._capacity:
             self.num_dropped += 1
         recent.append(event)
         self.counts[type(event)] += 1

@@ -67,3 +67,17 @@ def test_an_llm_that_records_can_be_replayed_without_it(tmp_path, tiny_folder):
     assert found.num_preemptions == len(preempted)
     assert {"abort", "length"} <= {end.why for end in recording.ends.values()}
     assert all(row.seconds > 0 for row in recording.steps.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["chat", "documents", "burst"])
+def test_workloads_of_a_real_model_replay_hit_for_hit(tmp_path, smollm2_folder, name):
+    from benchmarks.simulate_fidelity import record
+
+    path = tmp_path / "run.jsonl"
+    measured = record(str(smollm2_folder), name, path)
+    recording = read_recording(path)
+    found = replay_locked(recording)
+    assert found.hit_tokens == measured.hits
+    assert found.num_different == 0
+    assert name == "burst" or sum(measured.hits.values()) > 0

@@ -130,16 +130,18 @@ class BlockPool:
 
         Works from the tail, so that leaves come first in the eviction order.
         """
+        blocks, add = self.blocks, self._policy.add
         for block_id in reversed(block_ids):
-            block = self.blocks[block_id]
+            block = blocks[block_id]
             if block.refs <= 0:
                 raise IntegrityError(f"release of an unused block: {block!r}")
             block.refs -= 1
             if block.refs:
                 continue
-            if block.key is not None and block.parent is not None:
+            key, parent = block.key, block.parent
+            if key is not None and parent is not None:
                 block.state = CACHED
-                self._policy.add(Candidate(block.key, block.parent, block.depth), block.uses)
+                add(Candidate(key, parent, block.depth), block.uses)
                 block.uses = 0
             else:
                 block.state = FREE
@@ -210,15 +212,16 @@ class BlockPool:
 
     def _drop(self, key: BlockKey) -> None:
         """Make the block of a key that left free."""
-        block_id = self.index.get(key)
-        if block_id is None or self.blocks[block_id].state != CACHED:
+        index = self.index
+        block_id = index.get(key)
+        block = self.blocks[block_id] if block_id is not None else None
+        if block_id is None or block is None or block.state != CACHED:
             raise IntegrityError(f"block {key.hex()[:8]} was to be evicted and is not cached")
-        block = self.blocks[block_id]
         if self._on_evict is not None:
             self._on_evict(block_id, key)
-        self.index.remove(key)
+        index.remove(key)
         if block.parent is not None:
-            parent_id = self.index.get(block.parent)
+            parent_id = index.get(block.parent)
             if parent_id is not None:
                 self.blocks[parent_id].num_children -= 1
         block.state = FREE

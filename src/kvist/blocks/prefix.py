@@ -5,7 +5,7 @@ Owns key -> block id. Knows nothing of references, room or order; `BlockPool` ke
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from kvist.keys import BlockKey
 
@@ -15,10 +15,9 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._ids: dict[BlockKey, int] = {}
-
-    def get(self, key: BlockKey) -> int | None:
-        """Return the block that holds `key`, or ``None``."""
-        return self._ids.get(key)
+        # The dict's own: it is asked several times for every block that comes or goes.
+        self.get: Callable[[BlockKey], int | None] = self._ids.get
+        """Return the block that holds a key, or ``None``."""
 
     def add(self, key: BlockKey, block_id: int) -> None:
         """Make `block_id` findable. REQUIRES `key` is not known."""

@@ -23,10 +23,13 @@ class Ghosts:
 
     def remember(self, key: bytes, size: int, value: int) -> None:
         """Remember `value` for a block that left just now."""
-        self.recall(key)
+        known = self._values.pop(key, None)
+        if known is not None:
+            self._size -= known[0]
         self._values[key] = (size, value)
         self._size += size
-        self.shrink(self._capacity)
+        if self._size > self._capacity:
+            self.shrink(self._capacity)
 
     def recall(self, key: bytes) -> int | None:
         """Return what is remembered of a block and forget it, or ``None``."""

@@ -31,7 +31,11 @@ class LFUDAPolicy(LeafFirstPolicy):
         self._age: float = 0
 
     def _enter(self, block: Candidate, uses: int) -> None:
-        uses = min(MAX_USES, uses + (self._ghosts.recall(block.key) or 0))
+        known = self._ghosts.recall(block.key)
+        if known is not None:
+            uses += known
+        if uses > MAX_USES:
+            uses = MAX_USES
         self._uses[block.key] = uses
         self._leaves.insert(block, priority=self._age + uses * self._worth(block))
 
@@ -45,9 +49,12 @@ class LFUDAPolicy(LeafFirstPolicy):
         return 1
 
     def _left(self, block: Candidate) -> None:
+        key = block.key
+        priority = self._leaves.priority(key)
         # Never back: a block may be evicted out of turn, by a quota or by an operator.
-        self._age = max(self._age, self._leaves.priority(block.key))
-        self._ghosts.remember(block.key, block.size, self._uses.pop(block.key))
+        if priority > self._age:
+            self._age = priority
+        self._ghosts.remember(key, block.size, self._uses.pop(key))
 
     def _forgotten(self, key: bytes) -> None:
         del self._uses[key]
