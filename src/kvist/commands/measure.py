@@ -138,7 +138,7 @@ def agents(
 
 def ladder(
     model: Model = DEFAULT_MODEL,
-    requests: Annotated[int, typer.Option(help="Of a rung.", min=8)] = 48,
+    requests: Annotated[int, typer.Option(help="Of a rung.", min=8)] = 32,
     repeats: Annotated[int, typer.Option(help="Rounds.", min=1)] = 2,
     as_json: JsonFile = None,
     markdown: MarkdownFile = None,

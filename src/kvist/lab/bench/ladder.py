@@ -58,14 +58,14 @@ class LadderWorkload:
     """
 
     documents: int = 16
-    document: int = 768
-    question: int = 64
-    answer: int = 16
-    requests: int = 48
+    document: int = 512
+    question: int = 48
+    answer: int = 32
+    requests: int = 32
     clients: int = 8
-    slots: int = 8192
+    slots: int = 6144
     max_model_len: int = 2048
-    no_cache_requests: int = 4
+    no_cache_requests: int = 2
     repeats: int = 2
     seed: int = 0
 

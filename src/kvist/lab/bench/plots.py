@@ -59,6 +59,8 @@ def write_png(result: BenchResult, path: Path) -> None:
 
 
 def _lines(axis: Any, table: Table, chart: Chart) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     columns = {column.name: column for column in table.columns}
     ticks: list[float] = []
     for color, name in zip(_COLORS, chart.y, strict=False):
@@ -80,7 +82,9 @@ def _lines(axis: Any, table: Table, chart: Chart) -> None:
         axis.set_yscale("log")
         axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     else:
-        axis.set_ylim(bottom=0)
+        # Turns and tokens are whole, and the highest point is no part of the frame.
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.set_ylim(0, 1.08 * axis.get_ylim()[1])
 
 
 def _bars(axis: Any, table: Table, chart: Chart) -> None:
