@@ -97,6 +97,7 @@ def test_metrics_are_the_numbers_of_a_script(null_client):
         ("kvist:admission_rejections_total", ("reason", "open_reqs")): 0,
         ("kvist:request_deadlines_exceeded_total",): 1,
         ("kvist:num_requests_running",): 0,
+        ("kvist:num_requests_loading",): 0,
         ("kvist:num_requests_waiting",): 0,
         ("kvist:kv_cache_usage_perc",): 0,
         ("kvist:kv_blocks", ("state", "cached")): 2,

@@ -136,6 +136,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
         Sequences that hold blocks, and that hold none.
     num_following : int
         Of those that wait: for a prefix that another one is computing.
+    num_loading : int
+        Of those that run: with blocks on their way from a lower tier.
     num_awaiting_grammar : int
         Requests that are no sequences yet.
     num_queued_tokens : int
@@ -158,6 +160,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     counts: TelemetryCounts
     bill: StartupBill
     tiers: tuple[TierNumbers, ...] = ()
+    num_loading: int = 0
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True):

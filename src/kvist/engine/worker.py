@@ -205,6 +205,7 @@ class Worker:
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             num_following=scheduler.num_following,
+            num_loading=loads.num_waiting if loads is not None else 0,
             num_awaiting_grammar=self._engine.num_awaiting_grammar,
             num_queued_tokens=scheduler.num_queued_tokens,
             num_used_blocks=cache.num_used_blocks,

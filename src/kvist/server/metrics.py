@@ -149,6 +149,8 @@ class StatsCollector:
         waiting = waiting_by_reason(stats)
         gauge = self._gauge
         yield gauge("num_requests_running", "Sequences that hold blocks.", stats.num_running)
+        text = "Of those that run, the ones with blocks on their way from a lower tier."
+        yield gauge("num_requests_loading", text, stats.num_loading)
         total = sum(waiting.values())
         yield gauge("num_requests_waiting", "Sequences that hold none.", total)
         text = "The same by what they wait for: room, a prefix being computed, their grammar."
