@@ -231,3 +231,19 @@ def test_misuse_is_one_line_before_anything_is_measured(args: list[str]):
     found = CliRunner().invoke(app, ["bench", "block-size", "--no-model", *args])
     assert found.exit_code == 2
     assert len(found.stderr.strip().splitlines()) == 1
+
+
+def test_a_wide_table_is_cut_in_two_at_a_terminal():
+    from io import StringIO
+
+    from rich.console import Console
+
+    from kvist.lab.bench.result import Column, Table
+    from kvist.lab.bench.view import show
+
+    columns = tuple(Column(f"c{n}", f"c{n}") for n in range(10))
+    table = Table("t", "wide", columns, ({"c0": "name", **{f"c{n}": n for n in range(1, 10)}},))
+    text = StringIO()
+    show(BenchResult("b", "?", {}, (table,), (), True, {}), Console(file=text, width=80))
+    assert text.getvalue().count("name") == 2
+    assert text.getvalue().count("b: wide") == 2

@@ -14,6 +14,9 @@ from kvist.lab.bench.result import BenchResult, Cell, Column, Spread, Table
 from kvist.lab.report import print_table
 from kvist.sizes import format_size
 
+_CONSOLE_COLUMNS = 6
+"""Beside the first one: more are printed as a table of their own."""
+
 _PARTIAL = "Stopped before the end: some rows are missing, or rest on fewer repeats."
 
 
@@ -48,12 +51,12 @@ def to_markdown(result: BenchResult) -> str:
 def show(result: BenchResult, console: Console) -> None:
     """Print the result for somebody at a terminal: medians, since spreads make tables too wide."""
     for table in result.tables:
-        rows = [
-            [cell_text(_middle(row.get(column.name)), column) for column in table.columns]
-            for row in table.rows
-        ]
-        titles = [column.title for column in table.columns]
-        print_table(f"{result.bench}: {table.title}", titles, rows, console)
+        first, *others = table.columns
+        for start in range(0, len(others), _CONSOLE_COLUMNS):
+            columns = [first, *others[start : start + _CONSOLE_COLUMNS]]
+            rows = [[cell_text(_middle(row.get(c.name)), c) for c in columns] for row in table.rows]
+            titles = [column.title for column in columns]
+            print_table(f"{result.bench}: {table.title}", titles, rows, console)
     console.print("Medians; --json and --markdown have the spread.", style="dim", highlight=False)
     for fact in result.facts:
         console.print(fact, highlight=False, markup=False, soft_wrap=True)
