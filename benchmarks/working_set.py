@@ -9,7 +9,9 @@ Without ``--model`` the books alone run, over a null model and a tier in memory:
 exact, and the same on every machine. With it, a model and a disk, and tokens/s besides.
 
     KVIST_DATA=… python benchmarks/working_set.py
-    KVIST_DATA=… python benchmarks/working_set.py --model smollm2-135m-instruct --rounds 3
+    KVIST_DATA=… python benchmarks/working_set.py --model smollm2-135m-instruct --longest 8160
+
+(That model knows 8,192 positions, answer included.)
 """
 
 from __future__ import annotations

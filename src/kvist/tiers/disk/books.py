@@ -120,15 +120,17 @@ class Books:
         """
         count = block.size // EXTENT_BYTES
         evicted: list[Record] = []
-        pinned = [ident for ident in spared if ident in self.keeper]
-        for ident in pinned:
-            self.keeper.pin(ident)
+        pinned: list[bytes] | None = None
         wanted = block.size
         while True:
             if self.keeper.fits(block.size, tenant):
                 runs = self.arena.allocate(count, max_runs)
                 if runs is not None:
                     break
+            if pinned is None:  # only now: while there is room nobody leaves
+                pinned = [ident for ident in spared if ident in self.keeper]
+                for ident in pinned:
+                    self.keeper.pin(ident)
             # Extents that no block in the keeper has: of records on their way in or out.
             others = self.arena.num_used * EXTENT_BYTES - self.keeper.used
             leaving = self.keeper.make_room(block._replace(size=wanted + others), tenant)
@@ -139,7 +141,7 @@ class Books:
                 evicted += self._evict(ident, spared)
             # Room enough, and in too many pieces for a header: more has to go.
             wanted += EXTENT_BYTES * (self.arena.num_free >= count)
-        for ident in pinned:
+        for ident in pinned or ():
             self.keeper.unpin(ident)
         return runs, evicted
 
