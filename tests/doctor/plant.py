@@ -12,6 +12,7 @@ from pathlib import Path
 import plant_events
 import plant_logs
 import plant_metrics
+import plant_other_logs
 import plant_requests
 from plant_case import Case
 
@@ -23,6 +24,7 @@ def all_cases() -> list[Case]:
     return [
         *plant_metrics.cases(),
         *plant_logs.cases(),
+        *plant_other_logs.cases(),
         *plant_requests.cases(),
         *plant_events.cases(),
     ]

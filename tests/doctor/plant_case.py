@@ -110,7 +110,6 @@ def histogram(name: str, labels: str, mean: float, count: int, edges: list[float
 def process_lines() -> list[str]:
     """Return what every Python server says of itself beside."""
     return [
-        "# HELP python_gc_objects_collected_total Objects collected during gc",
         "# TYPE python_gc_objects_collected_total counter",
         'python_gc_objects_collected_total{generation="0"} 9351.0',
         'python_info{implementation="CPython",major="3",minor="12",version="3.12.3"} 1.0',

@@ -233,8 +233,8 @@ def cases() -> list[Case]:
         Case(
             "events-hot-evicted",
             "hot-prefixes-evicted",
-            "four prompts of 20 blocks come again and again; 40 blocks of others that never return push them out of a pool of 100",
-            {"events.jsonl": _blocks(4, 20, 40, 24, 100)},
+            "four prompts of 20 blocks come again and again; 40 blocks of others that never return push them out of a pool of 200",
+            {"events.jsonl": _blocks(4, 20, 40, 24, 200)},
         ),
         Case(
             "events-crowd",

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from plant_case import Case, prose
-from plant_metrics import _page, _vllm
+from plant_exporters import page, vllm
 
 _Body = dict[str, Any]
 
@@ -214,7 +214,7 @@ def _busy_but_fits() -> str:
 def cases() -> list[Case]:
     """Return the cases with a request log, some with metrics of the same server."""
     shared = _lines(40, _shared, 21)
-    misses = _vllm(
+    misses = vllm(
         model="assistant-8b",
         queries=41_201,
         hits=210,
@@ -224,7 +224,7 @@ def cases() -> list[Case]:
         prompt=1030,
         output=80,
     )
-    finds = _vllm(
+    finds = vllm(
         model="assistant-8b",
         queries=41_201,
         hits=38_800,
@@ -281,7 +281,7 @@ def cases() -> list[Case]:
             "requests-not-found",
             "salt-or-hash-differs",
             "prompts share 95 %, the server found half a percent",
-            {"requests.jsonl": shared, "metrics.txt": _page(misses)["metrics.txt"]},
+            {"requests.jsonl": shared, "metrics.txt": page(misses)["metrics.txt"]},
         ),
         Case(
             "requests-block-128",
@@ -332,7 +332,7 @@ def cases() -> list[Case]:
             "healthy-found",
             None,
             "prompts share 95 %, the server found 94 %",
-            {"requests.jsonl": shared, "metrics.txt": _page(finds)["metrics.txt"]},
+            {"requests.jsonl": shared, "metrics.txt": page(finds)["metrics.txt"]},
         ),
         Case(
             "healthy-trace-fits",

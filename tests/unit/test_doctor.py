@@ -487,3 +487,23 @@ def test_several_targets_are_looked_at_together(tmp_path):
     ignore = ("--ignore", "salt-or-hash-differs", "--ignore", "max-model-len-too-long")
     assert run(str(requests), str(metrics), *ignore).exit_code == 0
     assert run(str(metrics), "--ignore", "nonsense").exit_code == 2
+
+
+def test_a_queue_is_not_called_idle_where_blocks_had_to_go():
+    def symptoms(**values):
+        return names(examine_server(Reading(engine="kvist", waiting=9, running=4, **values)))
+
+    assert symptoms() == ["queue-without-pressure"]
+    assert symptoms(pool_use=0.1, evicted_blocks=50) == ["queue-without-pressure"]
+    assert symptoms(evicted_blocks=50) == []  # nobody says how full the pool is
+
+
+def test_prompts_with_the_same_passages_in_another_order_are_seen():
+    passages = [" ".join(f"p{k}w{i}" for i in range(30)) for k in range(6)]
+    texts = [" ".join(passages[k:] + passages[:k]) + f" ask{k}" for k in range(6)]
+    sharing = compare_prompts(texts)
+    assert sharing.shared_words == 0
+    assert {difference.kind for difference in sharing.differences} == {"the order of passages"}
+    assert sharing.movable_words > 0.6 * sharing.num_words
+    same = compare_prompts([" ".join(passages) + f" ask{k}" for k in range(6)])
+    assert same.movable_words == 0

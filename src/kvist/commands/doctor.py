@@ -46,10 +46,11 @@ def doctor(
         int | None, typer.Option(help="Of the server, for request logs. Default 16.", min=1)
     ] = None,
     pool_tokens: Annotated[
-        int | None, typer.Option(help="The KV pool of the server, for request logs.", min=1)
+        int | None,
+        typer.Option(help="The KV pool of the server, where metrics do not tell.", min=1),
     ] = None,
     max_model_len: Annotated[
-        int | None, typer.Option(help="Of the server, for request logs.", min=1)
+        int | None, typer.Option(help="Of the server, where metrics do not tell.", min=1)
     ] = None,
     list_symptoms: Annotated[
         bool, typer.Option("--list", help="Show what is looked for, and the remedies.")

@@ -10,14 +10,17 @@ stored in between is how much larger the cache would have had to be.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from kvist.lab.doctor.finding import SYMPTOMS, Finding, by_gain
 from kvist.lab.doctor.reading import Reading
 from kvist.lab.doctor.server import examine_server
+from kvist.lab.doctor.slope import examine_decode
 from kvist.lab.doctor.thresholds import DEFAULT_THRESHOLDS, Thresholds
 
 _MIN_RETURNS = 20
@@ -25,6 +28,8 @@ _RETURN_SHARE = 0.2
 """Of all stored blocks, so many were stored again after an eviction before it is a symptom."""
 
 _HOT_RETURNS = 3
+_MIN_OUTPUT = 16
+"""Tokens of an answer from where on it has a pace."""
 
 
 @dataclass(slots=True)
@@ -38,6 +43,10 @@ class _Count:
     durations: list[float] = field(default_factory=list)
     lengths: list[float] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
+    waiting: list[int] = field(default_factory=list)
+    running: list[int] = field(default_factory=list)
+    first_token: dict[str, float] = field(default_factory=dict)
+    points: list[tuple[float, float]] = field(default_factory=list)
 
 
 def read_events(
@@ -65,8 +74,16 @@ def read_events(
         reading.num_sized = len(count.lengths)
     span = max(count.times) - min(count.times) if count.times else 0.0
     reading.requests_per_s = reading.finished / span if span > 0 else None
+    if count.waiting:
+        # The usual step: a moment in which somebody waits is none.
+        reading.waiting = median(count.waiting)
+        reading.running = median(count.running)
     # First, so that of two findings of one symptom the one that counted blocks is kept.
-    found = [*_returns(count, reading), *examine_server(reading, thresholds)]
+    found = [
+        *_returns(count, reading),
+        *examine_server(reading, thresholds),
+        *examine_decode(count.points),
+    ]
     return by_gain(found), reading, bad
 
 
@@ -90,6 +107,12 @@ def _take(event: dict[str, Any], r: Reading, c: _Count) -> None:
     elif kind == "RequestPreempted":
         r.preemptions += 1
         r.recomputed_tokens += event["num_computed_tokens"]
+        c.first_token[event["request_id"]] = math.nan  # its pace is not that of decoding
+    elif kind == "StepDone":
+        c.waiting.append(event["num_waiting"])
+        c.running.append(event["num_sequences"])
+        for name in event["sampled"]:
+            c.first_token.setdefault(name, float(event["t"]))
     elif kind == "RequestFinished":
         r.finished += 1
         r.ended += 1
@@ -97,6 +120,16 @@ def _take(event: dict[str, Any], r: Reading, c: _Count) -> None:
         c.lengths.append(event["num_prompt_tokens"] + event["num_output_tokens"])
         if (start := c.added.pop(event["request_id"], None)) is not None:
             c.durations.append(float(event["t"]) - start)
+        _pace(event, c)
+
+
+def _pace(event: dict[str, Any], c: _Count) -> None:
+    """Note the context and the milliseconds a token of a request that is done."""
+    start = c.first_token.pop(event["request_id"], math.nan)
+    tokens = event["num_output_tokens"]
+    if tokens >= _MIN_OUTPUT and not math.isnan(start):
+        spent_ms = 1e3 * (float(event["t"]) - start)
+        c.points.append((event["num_prompt_tokens"] + tokens / 2, spent_ms / (tokens - 1)))
 
 
 def _returns(c: _Count, r: Reading) -> list[Finding]:

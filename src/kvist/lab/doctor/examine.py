@@ -166,7 +166,11 @@ class _Case:
             metrics = metrics.since(read_exposition(target.earlier))
             over = f"of {target.elapsed_s:.0f} s"
         self._answer.facts.append(f"metrics of {metrics.engine}, {over}")
-        self._reading = read_metrics(metrics, target.elapsed_s)
+        reading = read_metrics(metrics, target.elapsed_s)
+        # vLLM, for one, does not export its context length.
+        reading.max_model_len = reading.max_model_len or self._question.max_model_len
+        reading.pool_tokens = reading.pool_tokens or self._question.pool_tokens
+        self._reading = reading
 
     def _log(self, name: str, target: Target) -> None:
         found, reading, engine = read_log(target.text.splitlines(), self._question.thresholds)

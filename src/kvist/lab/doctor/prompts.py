@@ -32,6 +32,9 @@ _KINDS = (
 _SAME_AFTER = 12
 """Words that must agree behind a difference to call it one that could be moved."""
 
+ORDER = "the order of passages"
+"""The kind of a difference behind which the same passages come, one before the other."""
+
 _GAP = 8
 """Words that may differ in a row and still be one thing; more are a passage."""
 
@@ -128,10 +131,12 @@ def compare_prompts(prompts: Sequence[str]) -> Sharing:
     # All pairs of a large log would take minutes, and tell nothing more.
     stride = max(1, len(shared) // _MOST_PAIRS)
     for (a, b), common in islice(zip(pairwise(cut), shared, strict=True), 0, None, stride):
-        gap, gained = _goes_on(a, b, common)
+        gap, gained, moved = _goes_on(a, b, common)
         if gained == 0:
             continue
-        kind = _kind(a[common], b[common]) if gap <= _GAP else "a passage"
+        kind = ORDER if moved else "a passage"
+        if not moved and gap <= _GAP:
+            kind = _kind(a[common], b[common])
         seen[common, kind] += stride
         examples.setdefault((common, kind), (a[common][:24], b[common][:24]))
         movable += gained * stride
@@ -155,22 +160,35 @@ def _common(a: Sequence[str], b: Sequence[str]) -> int:
     return min(len(a), len(b))
 
 
-def _goes_on(a: Sequence[str], b: Sequence[str], at: int) -> tuple[int, int]:
-    """Return how many words differ, and how many agree again behind them; (0, 0) if none do."""
+def _goes_on(a: Sequence[str], b: Sequence[str], at: int) -> tuple[int, int, bool]:
+    """Return how many words differ, how many agree again, and whether in another order.
+
+    The second is 0 if none agree again.
+    """
     for skip_a in range(1, _GAP + 1):
         for skip_b in (skip_a, *range(1, skip_a), *range(skip_a + 1, _GAP + 1)):
             rest = _common(a[at + skip_a :], b[at + skip_b :])
             if rest >= _SAME_AFTER:
-                return skip_a, rest
-    # Not a word but a passage: where a run of words comes again in the other.
+                return skip_a, rest, False
+    # Not a word but a passage, or passages in another order: runs of words that come again in the
+    # other, wherever they stand there.
     runs: dict[tuple[str, ...], int] = {}
     for start in range(at + 1, min(len(b) - _SAME_AFTER, at + _FAR) + 1):
         runs.setdefault(tuple(b[start : start + _SAME_AFTER]), start)
-    for start in range(at + 1, min(len(a) - _SAME_AFTER, at + _FAR) + 1) if runs else ():
+    first, same, start = 0, 0, at + 1
+    end, moved = 0, False
+    while runs and start <= min(len(a) - _SAME_AFTER, at + _FAR):
         other = runs.get(tuple(a[start : start + _SAME_AFTER]))
-        if other is not None:
-            return start - at, _common(a[start:], b[other:])
-    return 0, 0
+        if other is None:
+            start += 1
+            continue
+        run = _common(a[start:], b[other:])
+        first = first or start - at
+        same += run
+        moved |= other < end
+        end = other + run
+        start += run
+    return first, same, moved
 
 
 def _kind(one: str, other: str) -> str:

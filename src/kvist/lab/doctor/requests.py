@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvist.lab.doctor.finding import SYMPTOMS, Finding, by_gain
-from kvist.lab.doctor.prompts import Sharing, compare_prompts, words
+from kvist.lab.doctor.prompts import ORDER, Sharing, compare_prompts, words
 from kvist.lab.doctor.records import Record
 from kvist.lab.doctor.reuse import Reuse, measure_reuse
 from kvist.lab.doctor.server import is_roomy
@@ -231,14 +231,19 @@ def _early(sharing: Sharing, movable: float) -> Finding:
         f"{d.kind} at about token {round(d.position * TOKENS_A_WORD)} ({d.count} times)"
         for d in sharing.differences[1:3]
     )
+    remedy = (
+        f"put {top.kind} at the end of the prompt, or into the last message; a date without the"
+        " time of day is enough for most"
+    )
+    if top.kind == ORDER:
+        remedy = "send tools and documents in one fixed order, as by name"
     return Finding(
         SYMPTOMS["prefix-differs-early"],
         f"{top.kind} at about token {token} differs in {top.count} of"
         f" {sharing.num_prompts - 1} neighbouring prompts ({one!r} / {other!r}){more}; behind it"
         f" {movable:.0%} of all words are the same again, {sharing.rate:.0%} are shared now",
         "what stands behind the first difference has another name in the cache, however equal",
-        f"put {top.kind} at the end of the prompt, or into the last message; a date without the"
-        " time of day is enough for most",
+        remedy,
     )
 
 

@@ -83,7 +83,17 @@ def flags_of(engine: str) -> Flags:
 
 def examine_server(r: Reading, t: Thresholds = DEFAULT_THRESHOLDS) -> list[Finding]:
     """Return what is wrong, by expected gain; empty for a healthy server."""
-    rules = (_preemptions, _pool, _prefix, _length, _answers, _latency, _throughput, _format)
+    rules = (
+        _preemptions,
+        _pool,
+        _prefix,
+        _length,
+        _answers,
+        _latency,
+        _throughput,
+        _format,
+        _hit_rate,  # last among its equals: it knows no cause
+    )
     return by_gain(found for rule in rules for found in rule(r, t, flags_of(r.engine)))
 
 
@@ -118,7 +128,10 @@ def _pool(r: Reading, t: Thresholds, flags: Flags) -> Iterator[Finding]:
             f"more KV memory ({flags.memory}){quantized}, or a shorter {flags.length}; if latency"
             f" matters more than throughput, fewer at a time ({flags.seqs})",
         )
-    elif (r.pool_use is None or r.pool_use < 0.5) and r.waiting >= max(4.0, r.running / 4):
+        return
+    if r.pool_use is None and (r.evicted_blocks or r.preemptions):
+        return  # there may be no room: something had to go
+    if (r.pool_use is None or r.pool_use < 0.5) and r.waiting >= max(4.0, r.running / 4):
         pool = "" if r.pool_use is None else f" while {r.pool_use:.0%} of the KV pool is in use"
         yield _finding(
             "queue-without-pressure",
@@ -152,7 +165,9 @@ def _prefix(r: Reading, t: Thresholds, flags: Flags) -> Iterator[Finding]:
         return
     if r.hit_rate is None or r.queried_tokens < t.min_queried_tokens:
         return
-    poor = t.hit_rate.level(r.hit_rate) in (Level.WARNING, Level.BAD)
+    # Without a request log nobody knows what there is to find: less than half of it is a symptom,
+    # a little less than most of it is how prompts are.
+    poor = t.hit_rate.level(r.hit_rate) is Level.BAD
     share = f"{r.hit_rate:.0%} of {r.queried_tokens:,.0f} prompt tokens were hits"
     gap, idle = r.reuse_gap_s, r.idle_before_evict_s
     if poor and gap is not None and idle is not None and idle < 2 * gap:
@@ -173,11 +188,16 @@ def _prefix(r: Reading, t: Thresholds, flags: Flags) -> Iterator[Finding]:
             f"more KV memory ({flags.memory}){tier}; with a request log (JSONL) beside it the"
             " doctor says which, and how much",
         )
-    elif shares(r, t) and r.attainable_rate is None and (level := _graded("hit_rate", r, t)):
+
+
+def _hit_rate(r: Reading, t: Thresholds, flags: Flags) -> Iterator[Finding]:
+    """Few hits, by metrics alone, where nothing else explains them."""
+    if r.is_caching is False or r.attainable_rate is not None or not shares(r, t):
+        return
+    if r.hit_rate is not None and _graded("hit_rate", r, t) == Level.BAD:
         yield _finding(
             "hit-rate-low",
-            f"{r.hit_rate:.1%} of {r.queried_tokens:,.0f} prompt tokens came from the prefix cache"
-            f" ({level})",
+            f"{r.hit_rate:.1%} of {r.queried_tokens:,.0f} prompt tokens came from the prefix cache",
             "prompts share little, or differ before they share; metrics cannot tell which",
             "give the doctor a request log (JSONL) too: it finds where prompts differ",
         )
@@ -213,7 +233,7 @@ def _answers(r: Reading, t: Thresholds, flags: Flags) -> Iterator[Finding]:
         yield _finding(
             "answers-cut",
             f"{r.cut:,.0f} of {r.ended:,.0f} answers ended by their length, and requests reach"
-            f" {need:,.0f} of the {most:,.0f} tokens of the context",
+            f" {min(need, most):,.0f} of the {most:,.0f} tokens of the context",
             "what the prompt leaves of the context is too little for the answer",
             f"a longer {flags.length}, or shorter prompts",
         )
