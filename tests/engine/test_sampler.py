@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kvist.engine.draw import NUCLEUS_CANDIDATES, uniform
-from kvist.engine.sampler import sample
+from kvist.engine.sampler import most_likely, sample
 from kvist.engine.sampling import SamplingParams
 from kvist.engine.step import SampleRow
 
@@ -264,3 +264,24 @@ def test_a_masked_token_is_no_failure_and_is_never_drawn():
     for params in (SamplingParams(), SamplingParams(top_k=8), SamplingParams(top_p=0.99)):
         drawn = draw(logits, params, 2_000)
         assert max(drawn) < 5
+
+
+@pytest.mark.parametrize("vocab", [40, 256, 257, 1_000, 1_024])
+def test_the_most_likely_token_is_the_lowest_of_equals_wherever_it_lies(vocab):
+    logits = torch.randint(0, 3, (64, vocab), generator=torch.Generator().manual_seed(0)).float()
+    # The highest in the first place, the last, and on both sides of a block's end.
+    for row, places in enumerate([(0,), (vocab - 1,), (vocab - 1, 0), (255, 256), (256, 300)]):
+        for place in places:
+            logits[row, min(place, vocab - 1)] = 9.0
+    best, choice = most_likely(logits)
+    assert best.tolist() == logits.amax(-1).tolist()
+    assert choice.tolist() == [row.index(max(row)) for row in logits.tolist()]
+
+
+def test_a_row_with_a_nan_shows_it_and_leaves_the_others_alone():
+    logits = torch.zeros(3, 600)
+    logits[0, 7] = logits[2, 599] = torch.nan
+    logits[1, 300] = 1.0
+    best, choice = most_likely(logits)
+    assert best.isnan().tolist() == [True, False, True]
+    assert choice[1] == 300
