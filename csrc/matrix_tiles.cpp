@@ -46,6 +46,10 @@ KVIST_TILES void shape_tiles(std::int64_t upper, std::int64_t lower) {
     _tile_loadconfig(&shapes);
 }
 
+// `Ahead`: weights come from memory, and only now; what follows them is fetched meanwhile.
+constexpr std::int64_t kAhead = 8192;
+
+template <bool Ahead>
 KVIST_TILES void sum_two(const char* panel, const char* x, std::int64_t stride_bytes, std::int64_t inputs,
                          float* sums) {
     memory_is_used(x);
@@ -54,9 +58,15 @@ KVIST_TILES void sum_two(const char* panel, const char* x, std::int64_t stride_b
     _tile_zero(2);
     _tile_zero(3);
     for (std::int64_t k = 0; k < inputs; k += 32, panel += 2048, x += 64) {
+        if (Ahead) {
+            for (int line = 0; line < 32; line += 2) _mm_prefetch(panel + kAhead + line * 64, _MM_HINT_T1);
+        }
         _tile_loadd(6, panel, 128);
         _tile_loadd(4, x, stride_bytes);
         _tile_dpbf16ps(0, 4, 6);
+        if (Ahead) {
+            for (int line = 1; line < 32; line += 2) _mm_prefetch(panel + kAhead + line * 64, _MM_HINT_T1);
+        }
         _tile_loadd(7, panel + 64, 128);
         _tile_dpbf16ps(1, 4, 7);
         _tile_loadd(5, x + kTile * stride_bytes, stride_bytes);
@@ -69,13 +79,16 @@ KVIST_TILES void sum_two(const char* panel, const char* x, std::int64_t stride_b
     _tile_stored(3, sums + kTile * kPanel + 16, 128);
 }
 
+template <bool Ahead>
 KVIST_TILES void sum_one(const char* panel, const char* x, std::int64_t stride_bytes, std::int64_t inputs,
                          float* sums) {
     memory_is_used(x);
     _tile_zero(0);
     _tile_zero(1);
     for (std::int64_t k = 0; k < inputs; k += 32, panel += 2048, x += 64) {
-        for (int line = 0; line < 32; ++line) _mm_prefetch(panel + 8192 + line * 64, _MM_HINT_T0);
+        if (Ahead) {
+            for (int line = 0; line < 32; ++line) _mm_prefetch(panel + kAhead + line * 64, _MM_HINT_T1);
+        }
         _tile_loadd(4, x, stride_bytes);
         _tile_loadd(6, panel, 128);
         _tile_dpbf16ps(0, 4, 6);
@@ -138,7 +151,8 @@ void multiply_tiles(const Matrix& matrix, const Input& rows, std::int64_t first,
                     const Sink& sink) {
     const std::int64_t stride_bytes = rows.stride * 2, rest = rows.count % kSumRows, whole = rows.count - rest;
     const auto* const x = static_cast<const char*>(rows.data);
-    const FloatBuffer decoded(matrix.weights == Weights::bf16 ? 0 : matrix.inputs * kPanel / 2);
+    const bool plain = matrix.weights == Weights::bf16;
+    const FloatBuffer decoded(plain ? 0 : matrix.inputs * kPanel / 2);
     auto* const scratch = reinterpret_cast<char*>(decoded.data);
     alignas(64) float sums[kSumRows * kPanel];
     std::int64_t shaped = -1;  // for how many rows
@@ -150,11 +164,13 @@ void multiply_tiles(const Matrix& matrix, const Input& rows, std::int64_t first,
         const char* weights = matrix.panel(panel);
         if (matrix.weights == Weights::i8) decode_i8(weights, matrix.inputs, scratch);
         if (matrix.weights == Weights::i4) decode_i4(weights, matrix.inputs, scratch);
-        if (matrix.weights != Weights::bf16) weights = scratch;
+        if (!plain) weights = scratch;
         for (std::int64_t row = 0; row < rows.count; row += kSumRows) {
             const std::int64_t count = row < whole ? kSumRows : rest;
             shape_for(count);
-            (count > kTile ? sum_two : sum_one)(weights, x + row * stride_bytes, stride_bytes, matrix.inputs, sums);
+            const auto sum = plain && row == 0 ? (count > kTile ? sum_two<true> : sum_one<true>)
+                                               : (count > kTile ? sum_two<false> : sum_one<false>);
+            sum(weights, x + row * stride_bytes, stride_bytes, matrix.inputs, sums);
             finish_sums(matrix, panel, count, sums);
             sink.take(row, count, panel, sums);
         }
