@@ -123,7 +123,7 @@ def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
     if logits.device.type != "cpu" or whole == 0:
         best, choice = logits.max(dim=-1)
         return best, choice
-    blocks = logits[:, :whole].unflatten(1, (-1, _BLOCK))
+    blocks = logits[:, :whole].view(-1, whole // _BLOCK, _BLOCK)
     best, block = blocks.amax(dim=-1).max(dim=-1)
     inside = blocks[torch.arange(logits.shape[0]), block]
     choice = block * _BLOCK + inside.argmax(dim=-1)
