@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import typer
 from rich.console import Console
 
-from kvist.errors import ConfigError, KvistError
+from kvist.errors import ConfigError, KvistError, ModelError
 
 out = Console()
 err = Console(stderr=True)
@@ -28,7 +28,8 @@ def plain_errors() -> Iterator[None]:
     except KvistError as error:
         err.print(f"[bold red]kvist:[/] {type(error).__name__}: ", end="")
         err.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
+        # A model that nobody knows, or that cannot be served, is misuse as an option is.
+        raise typer.Exit(2 if isinstance(error, (ConfigError, ModelError)) else 1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except ModuleNotFoundError as error:

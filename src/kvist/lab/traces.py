@@ -43,7 +43,10 @@ def read_mooncake(path: Path) -> list[TraceRequest]:
     ConfigError
         If it cannot be read, or a line is something else. Says which, and what was expected.
     """
-    return list(_read(path))
+    requests = list(_read(path))
+    if not requests:
+        raise ConfigError(f"trace {path} holds no request")
+    return requests
 
 
 def _read(path: Path) -> Iterator[TraceRequest]:
@@ -51,6 +54,8 @@ def _read(path: Path) -> Iterator[TraceRequest]:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"trace {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"trace {path} is no text") from error
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue

@@ -117,7 +117,7 @@ def _guess(text: str) -> TargetKind:
     if samples > 0.8 * len(lines):
         return TargetKind.METRICS
     objects = [fields for line in lines if (fields := _object(line)) is not None]
-    if len(objects) <= 0.5 * len(lines):
+    if len(objects) < 0.5 * len(lines):
         return TargetKind.LOG
     if 2 * sum("hash_ids" in fields for fields in objects) > len(objects):
         return TargetKind.TRACE
