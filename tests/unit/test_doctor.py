@@ -108,7 +108,7 @@ def test_a_healthy_server_has_no_finding(engine):
             "answers-cut",
             {
                 'request_success_total{finished_reason="length"}': 5_000,
-                'request_prompt_tokens_bucket{le="7000"}': 1_000,
+                'request_prompt_tokens_bucket{le="8000"}': 1_000,
                 'request_prompt_tokens_bucket{le="2000"}': 10,
             },
         ),

@@ -223,7 +223,8 @@ class _Case:
         enough = q.thresholds.min_queried_tokens
         if r is not None and r.hit_rate is not None and r.queried_tokens >= enough:
             hit_rate = r.hit_rate
-        length = r.max_model_len if r is not None else None
+        # Words are a guess; where the server has counted tokens, its own rule has looked already.
+        length = r.max_model_len if r is not None and r.need_tokens is None else None
         return ServerFacts(
             block_size=q.block_size or (r.block_size if r is not None else None) or 16,
             pool_tokens=q.pool_tokens or (r.pool_tokens if r is not None else None),

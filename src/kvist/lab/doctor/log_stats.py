@@ -39,7 +39,13 @@ _POST = re.compile(r'"POST [^"]*" 200|POST \S+ .*\b200\b')
 _ENGINES = (
     ("ollama", re.compile(r"OLLAMA_|source=[\w./]+\.go")),
     ("sglang", re.compile(r"sglang|#running-req|#new-token|Fired up and ready", re.IGNORECASE)),
-    ("vllm", re.compile(r"vllm|EngineCore|V1 LLM engine|Engine \d{3}:", re.IGNORECASE)),
+    (
+        "vllm",
+        re.compile(
+            r"vllm|EngineCore|V1 LLM engine|KV cache size: [\\d,]+ tokens|Engine \d{3}:",
+            re.IGNORECASE,
+        ),
+    ),
     ("llama.cpp", re.compile(r"llama_|ggml_|\b(?:srv|slot) +[\w()]+:")),
     ("kvist", re.compile(r"kvist")),
 )

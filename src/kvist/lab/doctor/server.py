@@ -24,9 +24,6 @@ _ROOMY = 8
 _SOME_HITS = 0.01
 """Below it prompts are all new as far as metrics can tell, and evictions are as they must be."""
 
-_NEAR = 0.8
-"""Requests that are so long, in shares of the context length, reach its end."""
-
 
 class Flags(NamedTuple):
     """What an engine calls the screws."""
@@ -229,11 +226,12 @@ def _answers(r: Reading, t: Thresholds, flags: Flags) -> Iterator[Finding]:
     if r.ended < t.min_requests or r.cut <= t.answers_cut * r.ended or most is None:
         return
     # Many clients want short answers; it is the context that must not be what cuts them.
-    if need is not None and need >= _NEAR * most:
+    # `need` is the upper bound of a bucket, which is up to 2.5 times too much: no nearer than that.
+    if need is not None and need >= most:
         yield _finding(
             "answers-cut",
-            f"{r.cut:,.0f} of {r.ended:,.0f} answers ended by their length, and requests reach"
-            f" {min(need, most):,.0f} of the {most:,.0f} tokens of the context",
+            f"{r.cut:,.0f} of {r.ended:,.0f} answers ended by their length, and requests reach the"
+            f" end of the context, {most:,.0f} tokens",
             "what the prompt leaves of the context is too little for the answer",
             f"a longer {flags.length}, or shorter prompts",
         )
