@@ -42,7 +42,7 @@ _ENGINES = (
     (
         "vllm",
         re.compile(
-            r"vllm|EngineCore|V1 LLM engine|KV cache size: [\\d,]+ tokens|Engine \d{3}:",
+            r"vllm|EngineCore|V1 LLM engine|KV cache size: [\d,]+ tokens|Engine \d{3}:",
             re.IGNORECASE,
         ),
     ),
