@@ -32,8 +32,9 @@ using namespace kvist;
 // Below so many bytes of K and V, waking the threads costs more than they save.
 constexpr std::int64_t kParallelBytes = 64 << 10;
 
-// Rows of a prefill's job: enough that K and V, read once for all of them, cost little.
-constexpr std::int64_t kJobRows = 192;
+// Rows of a prefill's job: enough that K and V, read once for all of them, cost little; more where
+// every thread still gets several jobs.
+constexpr std::int64_t kJobRows = 192, kMostJobRows = 576, kJobsPerThread = 8;
 
 int most_threads() {
 #ifdef _OPENMP
@@ -236,7 +237,9 @@ void prefill(nb::handle query, nb::handle pool, const Contexts& contexts, nb::ha
     struct Some {
         std::int64_t sequence, begin, tokens;
     };
-    const std::int64_t most = std::max<std::int64_t>(1, kJobRows / g.group);
+    const std::int64_t tokens = contexts.tokens() - contexts.num_decodes();
+    const std::int64_t even = tokens * queries / (most_threads() * kJobsPerThread);
+    const std::int64_t most = std::max<std::int64_t>(1, std::clamp(even, kJobRows, kMostJobRows) / g.group);
     std::vector<Some> jobs;
     std::int64_t longest = 1;
     for (std::int64_t r = contexts.num_decodes(); r < contexts.sequences(); ++r) {

@@ -75,6 +75,8 @@ NB_MODULE(_C, module) {
         .value("avx512", kvist::Isa::avx512)
         .value("avx512bf16", kvist::Isa::avx512bf16)
         .value("amx", kvist::Isa::amx);
+    module.def("chosen_isa", &kvist::chosen_isa,
+               "What KVIST_ISA names, else, or where the processor has no such set, the highest it has.");
     bind_write(module);
     bind_attention(module);
     bind_linear(module);

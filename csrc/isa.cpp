@@ -1,5 +1,8 @@
 #include "isa.hpp"
 
+#include <cstdlib>
+#include <cstring>
+
 #if defined(KVIST_X86) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -69,6 +72,18 @@ bool supported(Isa isa) {
 #else
     return isa == Isa::portable;
 #endif
+}
+
+Isa chosen_isa() {
+    const char* const asked = std::getenv("KVIST_ISA");
+    Isa highest = Isa::portable;
+    for (int level = 0; level < kIsas; ++level) {
+        const auto isa = static_cast<Isa>(level);
+        if (!supported(isa)) continue;
+        if (asked != nullptr && std::strcmp(asked, isa_name(isa)) == 0) return isa;
+        highest = isa;
+    }
+    return highest;
 }
 
 const Kernels& kernels(Isa isa, Arithmetic arithmetic) {

@@ -109,6 +109,9 @@ struct Kernels {
 };
 
 bool supported(Isa isa);
+// What the environment variable KVIST_ISA names, else, or where that is none of these, the highest that
+// the processor has. Read at each call.
+Isa chosen_isa();
 const char* isa_name(Isa isa);
 // The kernels for some arithmetic that `isa`, which is supported, may use.
 const Kernels& kernels(Isa isa, Arithmetic arithmetic);

@@ -142,6 +142,70 @@ struct InTiles : Dot {
         settle();
     }
 
+    // The softmax of many rows over many slots: `soften` beside the matrix unit's pace. Sixteen rows'
+    // maxima and totals are found by one tree each, and 2^t only as near as bf16 weights can tell.
+    static void soften_chunk(std::int64_t rows, const Geometry& g, std::int64_t tiles, const Step<Word>& step,
+                             float* top, float* weight) {
+        const float scale = g.softcap > 0.0f ? 1.0f : g.scale * kLog2e;
+        for (std::int64_t begin = 0; begin < rows; begin += kLanes) {
+            const float* const scores = step.scores + begin * step.width;
+            Word* const weights = step.weights + begin * step.width;
+            Floats found[kLanes];
+            for (std::int64_t r = 0; r < kLanes; ++r) found[r] = highest(scores + r * step.width, tiles);
+            const Floats before = load<Floats>(top + begin);
+            const Floats after = larger(largest_of(found) * scale, before);
+            const Floats factors = exp2_of(before - after);
+            store(top + begin, after);
+            store(step.factors + begin, factors);
+            alignas(64) float negative[kLanes];
+            store(negative, -after);
+            for (std::int64_t r = 0; r < kLanes; ++r) {
+                found[r] = weigh(scores + r * step.width, tiles, scale, negative[r], weights + r * step.width);
+            }
+            store(weight + begin, load<Floats>(weight + begin) * factors + sums_of(found));
+        }
+    }
+
+    KVIST_INLINE Floats highest(const float* row, std::int64_t tiles) {
+        Floats even = load<Floats>(row), odd = even;
+        std::int64_t t = 1;
+        for (; t + 2 <= tiles; t += 2) {
+            even = larger(even, load<Floats>(row + t * kTileSlots));
+            odd = larger(odd, load<Floats>(row + (t + 1) * kTileSlots));
+        }
+        if (t < tiles) even = larger(even, load<Floats>(row + t * kTileSlots));
+        return larger(even, odd);
+    }
+
+    // Scores of a row -> its weights; gives their sum, lane by lane.
+    KVIST_INLINE Floats weigh(const float* row, std::int64_t tiles, float scale, float negative, Word* out) {
+        Floats even = {}, odd = {};
+        std::int64_t t = 0;
+        for (; t + 2 <= tiles; t += 2) {
+            const Floats first = near_exp2(load<Floats>(row + t * kTileSlots) * scale + negative);
+            const Floats second = near_exp2(load<Floats>(row + (t + 1) * kTileSlots) * scale + negative);
+            even += first;
+            odd += second;
+            Dot::weights(out + t * kTileSlots, first, second);
+        }
+        if (t < tiles) {
+            const Floats last = near_exp2(load<Floats>(row + t * kTileSlots) * scale + negative);
+            even += last;
+            Dot::weights(out + t * kTileSlots, last, Floats{});
+        }
+        return even + odd;
+    }
+
+    // 2^t for t <= 0 to four parts in a million: rounding to bf16 hides a thousand times that.
+    KVIST_INLINE Floats near_exp2(const Floats& t) {
+        const Floats f = (Floats)_mm512_reduce_ps((__m512)t, 1);
+        Floats p = f * 0.0135341622f + 0.0520114824f;
+        p = p * f + 0.24144274f;
+        p = p * f + 0.693003833f;
+        p = p * f + 1.00000262f;
+        return (Floats)_mm512_scalef_ps((__m512)p, (__m512)t);
+    }
+
     // Eight tiles of full size. The registers are given back at the end: while they hold something,
     // every switch of threads saves eight kilobytes.
     static void begin() {

@@ -78,6 +78,22 @@ KVIST_INLINE Floats sums_of(Floats (&v)[kLanes]) {
     return v[0];
 }
 
+// Likewise: the largest.
+KVIST_INLINE Floats fold_larger(const Floats& a, const Floats& b) {
+    constexpr Ints kLow = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
+    constexpr Ints kHigh = {8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    return larger(__builtin_shuffle(a, b, kLow), __builtin_shuffle(a, b, kHigh));
+}
+
+KVIST_INLINE Floats largest_of(Floats (&v)[kLanes]) {
+#pragma GCC unroll 4
+    for (int half = kLanes / 2; half > 0; half /= 2) {
+#pragma GCC unroll 8
+        for (int i = 0; i < half; ++i) v[i] = fold_larger(v[i], v[i + half]);
+    }
+    return v[0];
+}
+
 template <typename Join>
 KVIST_INLINE float across(Floats v, Join join) {
     constexpr Ints kEight = {8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7};

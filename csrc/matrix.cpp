@@ -3,18 +3,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 
 #ifdef _OPENMP
 #include <omp.h>
 #endif
-#if defined(__x86_64__) && defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 
+#include "isa.hpp"
 #include "scalar.hpp"
 
 namespace kvist {
@@ -28,31 +24,12 @@ constexpr std::int64_t kTileRows = 4;
 
 enum class Path { portable, dots, tiles };
 
-#if defined(__x86_64__) && defined(__linux__)
-// The kernel hands out the tile registers to a process that asks for them.
-bool ask_for_tiles() {
-    constexpr long kRequest = 0x1023, kTileData = 18;
-    return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
-}
-#endif
-
 Path best_path() {
-    const char* const asked = std::getenv("KVIST_ISA");
-    const std::string isa = asked == nullptr ? "amx" : asked;
-    if (isa != "amx" && isa != "avx512bf16") return Path::portable;
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__)
-    __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_supports("avx512bw") ||
-        !__builtin_cpu_supports("avx512vl")) {
-        return Path::portable;
+    switch (chosen_isa()) {
+        case Isa::amx: return Path::tiles;
+        case Isa::avx512bf16: return Path::dots;
+        default: return Path::portable;
     }
-    unsigned a = 7, b = 0, c = 0, d = 0;
-    __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
-    const bool tiles = ((d >> 22) & 1) != 0 && ((d >> 24) & 1) != 0;  // AMX-BF16, AMX-TILE
-    return isa == "amx" && tiles && ask_for_tiles() ? Path::tiles : Path::dots;
-#else
-    return Path::portable;
-#endif
 }
 
 Path path_for(std::int64_t rows, bool alone) {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "chain.hpp"
 #include "clones.hpp"
 #include "matrix.hpp"
 
@@ -99,6 +100,37 @@ KVIST_TILES void sum_one(const char* panel, const char* x, std::int64_t stride_b
     _tile_stored(1, sums + 16, 128);
 }
 
+// The same for rows in tiles; the sums stay in the registers. `next` is fetched meanwhile, `lines` a step.
+KVIST_TILES void sum_tiled(const char* panel, const char* x, std::int64_t inputs, const char* next,
+                           std::int64_t lines) {
+    const char* const lower = x + inputs * 32;
+    memory_is_used(x);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (std::int64_t k = 0; k < inputs; k += 32, panel += 2048) {
+        for (std::int64_t line = 0; line < lines; ++line, next += 64) _mm_prefetch(next, _MM_HINT_T1);
+        // Rows pass by; the panel is what the first cache should keep.
+        _tile_loadd(6, panel, 128);
+        _tile_stream_loadd(4, x + k * 32, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, panel + 64, 128);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_stream_loadd(5, lower + k * 32, 64);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+}
+
+KVIST_TILES void take_sums(float* sums) {
+    _tile_stored(0, sums, 128);
+    _tile_stored(1, sums + 16, 128);
+    _tile_stored(2, sums + kTile * kPanel, 128);
+    _tile_stored(3, sums + kTile * kPanel + 16, 128);
+    memory_is_used(sums);
+}
+
 // int8 levels as bf16, exactly; the scales wait for the sums.
 KVIST_TILES void decode_i8(const char* packed, std::int64_t inputs, char* out) {
     for (std::int64_t i = 0; i < inputs; ++i, packed += 32, out += 64) {
@@ -175,6 +207,39 @@ void multiply_tiles(const Matrix& matrix, const Input& rows, std::int64_t first,
             sink.take(row, count, panel, sums);
         }
     }
+    release_tiles();
+}
+
+void multiply_tiled(const Matrix& matrix, const Tiled& rows, char* decoded, const Sink& sink) {
+    const bool plain = matrix.weights == Weights::bf16;
+    const std::int64_t groups = rows.padded() / kSumRows, panels = matrix.panels();
+    const std::int64_t lines = plain ? (kSumRows + groups - 1) / groups : 0;
+    const std::int64_t share = lines * 64 * (matrix.inputs / 32);
+    // While the tiles work on one block of sums, the vectors finish the one before it.
+    alignas(64) float sums[2][kSumRows * kPanel];
+    std::int64_t waiting = -1, waiting_panel = 0;
+    const auto finish = [&](float* block) {
+        const std::int64_t count = std::min(kSumRows, rows.count - waiting);
+        finish_sums(matrix, waiting_panel, count, block);
+        sink.take(waiting, count, waiting_panel, block);
+    };
+    int turn = 0;
+    shape_tiles(kTile, kTile);
+    for (std::int64_t panel = 0; panel < panels; ++panel) {
+        const char* weights = matrix.panel(panel);
+        const char* const next = panel + 1 < panels ? matrix.panel(panel + 1) : matrix.packed;
+        if (matrix.weights == Weights::i8) decode_i8(weights, matrix.inputs, decoded);
+        if (matrix.weights == Weights::i4) decode_i4(weights, matrix.inputs, decoded);
+        if (!plain) weights = decoded;
+        for (std::int64_t group = 0; group < groups; ++group) {
+            const std::int64_t row = group * kSumRows;
+            sum_tiled(weights, rows.data + row * matrix.inputs * 2, matrix.inputs, next + group * share, lines);
+            if (waiting >= 0) finish(sums[turn ^ 1]);
+            take_sums(sums[turn]);
+            waiting = row, waiting_panel = panel, turn ^= 1;
+        }
+    }
+    finish(sums[turn ^ 1]);
     release_tiles();
 }
 

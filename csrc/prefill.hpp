@@ -43,6 +43,11 @@ struct InRegisters : P {
         add_some<P, false>(rows, g, weights, tiles, step, factors, sum);
     }
 
+    static void soften_chunk(std::int64_t rows, const Geometry& g, std::int64_t tiles, const Step<Word>& step,
+                             float* top, float* weight) {
+        soften<P>(g, rows, tiles, step, step.scores, step.weights, top, weight, step.factors);
+    }
+
     static void begin() {}
     static void end() {}
 };
@@ -67,6 +72,16 @@ static void mask_row(const Geometry& g, float* scores, const Tile* tile, std::in
         const std::uint32_t mask = seen(tile[t], position, window);
         if (mask != 0xffff) store(scores + t * kTileSlots, masked(load<Floats>(scores + t * kTileSlots), mask));
     }
+}
+
+// K and V of the next step, a few tiles beside each chunk: blocks lie anywhere, which no prefetcher of
+// the processor guesses.
+template <class M>
+KVIST_INLINE void fetch_tile(const Geometry& g, const Tile& tile, std::int64_t head) {
+    if (!M::kFetches) return;
+    const char *const key = key_of(g, tile, head), *const value = value_of(g, tile, head);
+    for (std::int64_t at = 0; at < g.key_dim * kTileSlots * 2; at += 64) fetch<true>(key, at);
+    for (std::int64_t at = 0; at < g.value_dim * kTileSlots * 2; at += 64) fetch<true>(value, at);
 }
 
 template <class M>
@@ -105,7 +120,13 @@ static void prefill(const Geometry& g, const PrefillJob& job, char* scratch) {
             clear = clear && tile[t].mask == 0xffff;
         }
         M::values(g, tile, tiles, job.head, step);
+        std::int64_t fetched = all;
+        const std::int64_t known = least(2 * kPrefillTiles, job.end - tile);
+        const std::int64_t fetches = whole(kPrefillTiles * M::kChunk, rows) / rows;
         for (std::int64_t begin = 0; begin < rows; begin += M::kChunk) {
+            for (const std::int64_t end = least(fetched + fetches, known); fetched < end; ++fetched) {
+                fetch_tile<M>(g, tile[fetched], job.head);
+            }
             const std::int64_t some = least(M::kChunk, rows - begin);
             const std::int64_t lowest = job.position + begin / g.group;
             const std::int64_t highest = job.position + (begin + some - 1) / g.group;
@@ -120,7 +141,7 @@ static void prefill(const Geometry& g, const PrefillJob& job, char* scratch) {
                              job.window);
                 }
             }
-            soften<M>(g, some, visible, step, step.scores, step.weights, tops + begin, weights + begin, step.factors);
+            M::soften_chunk(some, g, visible, step, tops + begin, weights + begin);
             M::add_chunk(some, g, step.weights, visible, step, step.factors, sums + begin * g.value_pad);
         }
     }

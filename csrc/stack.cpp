@@ -1,6 +1,11 @@
 #include "stack.hpp"
 
 #include <algorithm>
+#include <cstring>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 #include "rows.hpp"
 
@@ -9,6 +14,25 @@ namespace {
 
 // Less work than this is done before other threads are awake.
 constexpr std::int64_t kParallelWork = 1 << 17;
+
+// By rows: at most so many a block, and at least; and what a block's rows may take of a cache.
+constexpr std::int64_t kMostBlock = 256, kLeastBlock = 64, kBlockBytes = 3 << 19;
+
+int most_threads() {
+#ifdef _OPENMP
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+int this_thread() {
+#ifdef _OPENMP
+    return omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
 
 // Sums onto the residual.
 struct AddSink final : Sink {
@@ -107,6 +131,7 @@ void Stack::add_layer(const ConstArray& first, float first_epsilon, const ConstA
                 rotary};
     if (query_norm) layer.query = norm_of("query_norm", *query_norm, head_dim_, head_epsilon);
     if (key_norm) layer.key = norm_of("key_norm", *key_norm, head_dim_, head_epsilon);
+    alone_ = alone_ || qkv.alone || output.alone || gate_up.alone || down.alone;
     layers_.push_back(std::move(layer));
 }
 
@@ -140,14 +165,6 @@ void Stack::bind(const Indices1& ids, const Array& residual, const Array& query,
     tokens_ = tokens;
     ids_ = ids;
     residual_ = residual, query_ = query, key_ = key, value_ = value, attended_ = attended, cos_ = cos, sin_ = sin;
-    if (tokens_ <= room_) return;
-    room_ = 0;
-    normed_.reset();
-    active_.reset();
-    const std::int64_t floats = (tokens_ * element_bytes(element_) + 3) / 4;
-    normed_ = std::make_unique<FloatBuffer>(floats * hidden_);
-    active_ = std::make_unique<FloatBuffer>(floats * intermediate_);
-    room_ = tokens_;
 }
 
 void Stack::want(const Indices1& rows, const Array& logits) {
@@ -184,6 +201,11 @@ void Stack::run(std::int64_t leaving, std::int64_t entering) {
     const bool wide = tokens_ * hidden_ * intermediate_ >= kParallelWork;
 
     nb::gil_scoped_release release;
+    if (const std::int64_t rows = block_rows()) {
+        return run_blocks(leaving < 0 ? nullptr : &layers_[static_cast<std::size_t>(leaving)],
+                          entering < 0 ? nullptr : &layers_[static_cast<std::size_t>(entering)], rows);
+    }
+    make_room();
 #pragma omp parallel if (wide)
     {
         if (leaving >= 0) leave_layer(layers_[static_cast<std::size_t>(leaving)]);
@@ -192,6 +214,18 @@ void Stack::run(std::int64_t leaving, std::int64_t entering) {
         }
         if (entering >= 0) enter_layer(layers_[static_cast<std::size_t>(entering)]);
     }
+}
+
+// Rows between the products of a layer, where tokens are not shared out by rows.
+void Stack::make_room() {
+    if (tokens_ <= room_) return;
+    room_ = 0;
+    normed_.reset();
+    active_.reset();
+    const std::int64_t floats = (tokens_ * element_bytes(element_) + 3) / 4;
+    normed_ = std::make_unique<FloatBuffer>(floats * hidden_);
+    active_ = std::make_unique<FloatBuffer>(floats * intermediate_);
+    room_ = tokens_;
 }
 
 void Stack::normalize(const Norm& norm) {
@@ -209,20 +243,27 @@ void Stack::enter_layer(const Layer& layer) {
     const QkvSink sink(at(query_), at(key_), at(value_), query_heads_ * head_dim_, kv_heads_ * head_dim_, element_);
     multiply_share(layer.qkv->matrix, input(normed_->data, hidden_), layer.qkv->alone, sink);
     if (!layer.rotary && !layer.query && !layer.key) return;
-    const std::int64_t heads = query_heads_ + kv_heads_, bytes = element_bytes(element_);
 #pragma omp barrier
 #pragma omp for schedule(static)
-    for (std::int64_t i = 0; i < tokens_ * heads; ++i) {
-        const std::int64_t t = i / heads, head = i % heads;
+    for (std::int64_t t = 0; t < tokens_; ++t) turn(layer, t, false);
+}
+
+// Norms of a token's heads and their rotary embedding. `quickly`: as only some processors can.
+void Stack::turn(const Layer& layer, std::int64_t token, bool quickly) {
+    const std::int64_t heads = query_heads_ + kv_heads_, bytes = element_bytes(element_);
+    const char* const cos = static_cast<const char*>(cos_.data()) + token * rotary_ * bytes;
+    const char* const sin = static_cast<const char*>(sin_.data()) + token * rotary_ * bytes;
+    for (std::int64_t head = 0; head < heads; ++head) {
         const bool is_query = head < query_heads_;
-        char* const vector = is_query ? at(query_) + (t * query_heads_ + head) * head_dim_ * bytes
-                                      : at(key_) + (t * kv_heads_ + head - query_heads_) * head_dim_ * bytes;
+        char* const vector = is_query ? at(query_) + (token * query_heads_ + head) * head_dim_ * bytes
+                                      : at(key_) + (token * kv_heads_ + head - query_heads_) * head_dim_ * bytes;
         const std::optional<Norm>& norm = is_query ? layer.query : layer.key;
         if (norm) rms_norm(element_, vector, norm->weight.data(), head_dim_, norm->epsilon, vector);
-        if (layer.rotary) {
-            const std::int64_t row = t * rotary_ * bytes;
-            rotate_row(element_, vector, static_cast<const char*>(cos_.data()) + row,
-                       static_cast<const char*>(sin_.data()) + row, rotary_);
+        if (!layer.rotary) continue;
+        if (quickly) {
+            turn_row(vector, cos, sin, rotary_);
+        } else {
+            rotate_row(element_, vector, cos, sin, rotary_);
         }
     }
 }
@@ -237,6 +278,70 @@ void Stack::leave_layer(const Layer& layer) {
     multiply_share(layer.gate_up->matrix, input(normed_->data, hidden_), layer.gate_up->alone, activate);
 #pragma omp barrier
     multiply_share(layer.down->matrix, input(active_->data, intermediate_), layer.down->alone, onto_residual);
+}
+
+// Rows of a block when tokens are shared out by rows, or 0: too few for all threads, or a block of
+// what an MLP holds would not stay in a core's second cache.
+std::int64_t Stack::block_rows() const {
+    if (alone_ || element_ != Element::bf16 || tokens_ < kLeastBlock) return 0;
+    if (multiply_path(tokens_, false) != std::string("tiles")) return 0;
+    const std::int64_t fits = kBlockBytes / ((hidden_ + intermediate_) * 2) / kSumRows * kSumRows;
+    const std::int64_t most = std::min(kMostBlock, fits), threads = most_threads();
+    if (most < kLeastBlock || tokens_ < threads * kLeastBlock) return 0;
+    // As many blocks as threads, or a multiple of it.
+    const std::int64_t blocks = (tokens_ + most * threads - 1) / (most * threads) * threads;
+    return ((tokens_ + blocks - 1) / blocks + kSumRows - 1) / kSumRows * kSumRows;
+}
+
+void Stack::run_blocks(const Layer* leaving, const Layer* entering, std::int64_t rows) {
+    const std::int64_t inputs = std::max({hidden_, query_heads_ * head_dim_, intermediate_});
+    // Two sets of rows in tiles and a decoded panel, a thread.
+    const std::int64_t floats = rows * (std::max(hidden_, query_heads_ * head_dim_) + intermediate_) / 2 + inputs * 16;
+    const std::int64_t needed = floats * most_threads();
+    if (needed > scratch_floats_) {
+        scratch_.reset();
+        scratch_floats_ = 0;
+        scratch_ = std::make_unique<FloatBuffer>(needed);
+        scratch_floats_ = needed;
+    }
+#pragma omp parallel
+    {
+        auto* const scratch = reinterpret_cast<char*>(scratch_->data + this_thread() * floats);
+#pragma omp for schedule(dynamic)
+        for (std::int64_t row = 0; row < tokens_; row += rows) {
+            const std::int64_t count = std::min(rows, tokens_ - row);
+            if (leaving != nullptr) leave_block(*leaving, row, count, scratch);
+            if (entering != nullptr) enter_block(*entering, row, count, scratch);
+        }
+    }
+}
+
+void Stack::leave_block(const Layer& layer, std::int64_t row, std::int64_t count, char* scratch) {
+    const std::int64_t query_width = query_heads_ * head_dim_, padded = (count + kSumRows - 1) / kSumRows * kSumRows;
+    char* const residual = at(residual_) + row * hidden_ * 2;
+    char* const middle = scratch + padded * std::max(hidden_, query_width) * 2;
+    char* const decoded = middle + padded * intermediate_ * 2;
+    const Tiled attended{scratch, query_width, count}, normed{scratch, hidden_, count};
+    const Tiled active{middle, intermediate_, count};
+    const AddRows onto_residual(residual, hidden_);
+    tile_rows(static_cast<const char*>(attended_.data()) + row * query_width * 2, query_width * 2, attended);
+    multiply_tiled(layer.output->matrix, attended, decoded, onto_residual);
+    tile_normed(residual, layer.second.weight.data(), layer.second.epsilon, normed);
+    if (padded > count) std::memset(middle, 0, static_cast<std::size_t>(padded * intermediate_ * 2));
+    multiply_tiled(layer.gate_up->matrix, normed, decoded, SiluTiled(active));
+    multiply_tiled(layer.down->matrix, active, decoded, onto_residual);
+}
+
+void Stack::enter_block(const Layer& layer, std::int64_t row, std::int64_t count, char* scratch) {
+    const std::int64_t query_width = query_heads_ * head_dim_, kv_width = kv_heads_ * head_dim_;
+    const std::int64_t padded = (count + kSumRows - 1) / kSumRows * kSumRows;
+    const Tiled normed{scratch, hidden_, count};
+    tile_normed(at(residual_) + row * hidden_ * 2, layer.first.weight.data(), layer.first.epsilon, normed);
+    const SplitRows sink(at(query_) + row * query_width * 2, at(key_) + row * kv_width * 2,
+                         at(value_) + row * kv_width * 2, query_width, kv_width);
+    multiply_tiled(layer.qkv->matrix, normed, scratch + padded * hidden_ * 2, sink);
+    if (!layer.rotary && !layer.query && !layer.key) return;
+    for (std::int64_t t = row; t < row + count; ++t) turn(layer, t, true);
 }
 
 void Stack::finish() {

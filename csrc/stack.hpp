@@ -7,13 +7,15 @@
 //     finish()    norm of the wanted rows -> head                         -> logits
 //
 // Attention itself is somebody else's: between the calls K and V are written and read through the
-// buffers that `bind` was given. One team of threads runs a whole call.
+// buffers that `bind` was given. One team of threads runs a whole call: few rows are shared out by
+// outputs, many by blocks of rows, see chain.hpp.
 #pragma once
 
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "chain.hpp"
 #include "clones.hpp"
 #include "linear.hpp"
 
@@ -61,7 +63,13 @@ class Stack {
     void run(std::int64_t leaving, std::int64_t entering);
     void enter_layer(const Layer& layer);
     void leave_layer(const Layer& layer);
+    void make_room();
     void normalize(const Norm& norm);
+    void turn(const Layer& layer, std::int64_t token, bool quickly);
+    std::int64_t block_rows() const;
+    void run_blocks(const Layer* leaving, const Layer* entering, std::int64_t rows);
+    void leave_block(const Layer& layer, std::int64_t row, std::int64_t count, char* scratch);
+    void enter_block(const Layer& layer, std::int64_t row, std::int64_t count, char* scratch);
     Norm norm_of(const char* name, const ConstArray& weight, std::int64_t width, float epsilon) const;
     char* at(const Array& array) const { return static_cast<char*>(array.data()); }
     Input input(const void* data, std::int64_t width) const { return Input{data, element_, width, tokens_}; }
@@ -75,7 +83,9 @@ class Stack {
     Array residual_, query_, key_, value_, logits_;
     ConstArray attended_, cos_, sin_;
     Indices1 ids_, rows_;
-    std::unique_ptr<FloatBuffer> normed_, active_;
+    std::unique_ptr<FloatBuffer> normed_, active_, scratch_;
+    std::int64_t scratch_floats_ = 0;
+    bool alone_ = false;  // whether some layer's products must not depend on how many rows there are
 };
 
 }  // namespace kvist

@@ -66,7 +66,7 @@ def chosen_isa() -> str:
             f"{ISA_VARIABLE}={asked}: the kernels and this processor have {', '.join(there)}; name "
             "one of them or unset it"
         )
-    return asked or there[-1]
+    return str(_extension().chosen_isa().name)
 
 
 @dataclass(frozen=True, eq=False)
