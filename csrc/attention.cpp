@@ -21,6 +21,7 @@
 #include "contexts.hpp"
 #include "isa.hpp"
 #include "layout.hpp"
+#include "threads.hpp"
 #include "workspace.hpp"
 
 namespace nb = nanobind;
@@ -35,22 +36,6 @@ constexpr std::int64_t kParallelBytes = 64 << 10;
 // Rows of a prefill's job: enough that K and V, read once for all of them, cost little; more where
 // every thread still gets several jobs.
 constexpr std::int64_t kJobRows = 192, kMostJobRows = 576, kJobsPerThread = 8;
-
-int most_threads() {
-#ifdef _OPENMP
-    return omp_get_max_threads();
-#else
-    return 1;
-#endif
-}
-
-int this_thread() {
-#ifdef _OPENMP
-    return omp_get_thread_num();
-#else
-    return 0;
-#endif
-}
 
 std::int64_t up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
 

@@ -3,11 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 #include "rows.hpp"
+#include "threads.hpp"
 
 namespace kvist {
 namespace {
@@ -17,22 +14,6 @@ constexpr std::int64_t kParallelWork = 1 << 17;
 
 // By rows: at most so many a block, and at least; and what a block's rows may take of a cache.
 constexpr std::int64_t kMostBlock = 256, kLeastBlock = 64, kBlockBytes = 3 << 19;
-
-int most_threads() {
-#ifdef _OPENMP
-    return omp_get_max_threads();
-#else
-    return 1;
-#endif
-}
-
-int this_thread() {
-#ifdef _OPENMP
-    return omp_get_thread_num();
-#else
-    return 0;
-#endif
-}
 
 // Sums onto the residual.
 struct AddSink final : Sink {

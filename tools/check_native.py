@@ -18,7 +18,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "native"
 SITE = BUILD / "site"
-TESTS = ["tests/contract/test_kernels.py", "tests/contract/test_native_border.py"]
+TESTS = [
+    "tests/contract/test_kernels.py",
+    "tests/contract/test_native_border.py",
+    "tests/contract/test_linear.py::test_many_tokens_go_through_a_layer_as_few_do",
+]
 INSIDE = "KVIST_CHECK_NATIVE"
 
 
