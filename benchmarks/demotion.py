@@ -3,8 +3,9 @@
 Engines over one model stand in one process, one without tiers and one for each tier. In every round
 each tier's engine and the one without run the same load with fresh prompts one right after the
 other, in an order that chance draws: a machine that others use is now fast, now slow. Printed are
-the geometric mean of the ratios and its 95 % interval. ``none again`` is a second engine without
-tiers: how far chance alone gets.
+the geometric mean of the ratios and its 95 % interval, and their median and its own: where the
+clock of a machine jumps between two speeds, some pairs straddle a jump, and the median does not
+mind them. ``none again`` is a second engine without tiers: how far chance alone gets.
 
 Two loads, neither of which reuses anything: ``mixed`` (prompts of 128 tokens, 64 of output, eight
 at once) and ``prefill`` (prompts of 2,048 tokens, 4 of output). Between two turns the tiers get
@@ -126,6 +127,7 @@ def measure(
             "low": round(low, 4),
             "high": round(high, 4),
             "pairs": rounds,
+            "median": [round(ratio, 4) for ratio in median_interval(ratios)],
         }
         if side.opened.engine.scheduler.loads is not None:
             rows[name]["kept"] = round(side.stored / side.filled, 3)
@@ -169,6 +171,18 @@ def interval(ratios: list[float]) -> tuple[float, float, float]:
     t = z + (z**3 + z) / (4 * (n - 1)) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * (n - 1) ** 2)
     mean, half = statistics.fmean(logs), t * statistics.stdev(logs) / math.sqrt(n)
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+
+
+def median_interval(ratios: list[float]) -> tuple[float, float, float]:
+    """Return the median and its 95 % interval, by the ranks alone (binomial)."""
+    ordered, n = sorted(ratios), len(ratios)
+    below, rank = 0.5**n, 0
+    while below <= 0.025:
+        rank += 1
+        below += math.comb(n, rank) * 0.5**n
+    # Fewer than six pairs say nothing at 95 %: the interval is all of them.
+    low = max(0, rank - 1)
+    return statistics.median(ordered), ordered[low], ordered[n - 1 - low]
 
 
 if __name__ == "__main__":
