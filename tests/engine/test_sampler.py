@@ -15,7 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvist.engine.draw import NUCLEUS_CANDIDATES, uniform
+from kvist.engine.draw import _SHORT, NUCLEUS_CANDIDATES, _highest, uniform
 from kvist.engine.sampler import most_likely, sample
 from kvist.engine.sampling import SamplingParams
 from kvist.engine.step import SampleRow
@@ -285,3 +285,20 @@ def test_a_row_with_a_nan_shows_it_and_leaves_the_others_alone():
     best, choice = most_likely(logits)
     assert best.isnan().tolist() == [True, False, True]
     assert choice[1] == 300
+
+
+@pytest.mark.parametrize("vocab_size", [_SHORT * 8 * 4, _SHORT * 400, _SHORT * 400 + 7, 5_000])
+@pytest.mark.parametrize("size", [1, 8, 64])
+def test_the_highest_by_blocks_are_the_highest(vocab_size: int, size: int) -> None:
+    generator = torch.Generator().manual_seed(vocab_size + size)
+    # Few different values: most of the last ones are equal, within a block and across blocks.
+    logits = torch.randint(0, 40, (6, vocab_size), generator=generator).float()
+    logits[1] = torch.randn(vocab_size, generator=generator)
+    logits[2] = -torch.inf
+    logits[2, [3, vocab_size - 1]] = 1.0
+    logits[3] = torch.arange(vocab_size)  # all of the highest in the last blocks
+    values, ids = _highest(logits, size)
+    wanted = logits.sort(dim=-1, descending=True).values[:, :size]
+    assert torch.equal(values.sort(dim=-1, descending=True).values, wanted)
+    assert torch.equal(logits.gather(-1, ids), values)
+    assert all(len(set(row)) == size for row in ids.tolist())

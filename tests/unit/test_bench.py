@@ -145,6 +145,12 @@ def test_paging_has_books_and_speed_of_every_mode():
     assert found["paged"]["concurrency"] > 3 * found["reserve"]["concurrency"]
     assert all(row["tokens_per_s"] > 0 for row in found.values())
     assert result.facts[0].startswith("Paged over reserve: ")
+    told = result.to_dict()
+    for mode in ("reserve", "reserve_longest", "paged", "ratio"):
+        assert all(told[mode][name] > 0 for name in ("utilization", "concurrency", "tokens_per_s"))
+    assert told["ratio"]["concurrency"] > 3
+    books = run(PagingBench(None, work, seconds=0.2)).to_dict()
+    assert books["paged"]["tokens_per_s"] is None
 
 
 def test_policies_have_a_table_for_each_trace_and_one_for_all():

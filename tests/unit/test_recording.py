@@ -235,7 +235,8 @@ def test_a_recording_that_ends_in_the_middle_of_a_line_is_read_up_to_there(tmp_p
     run = Run(path)
     conversations(run, 1)
     data = path.read_bytes()
-    path.write_bytes(data[: 2 * len(data) // 3])
+    # In a line, wherever lines end: how long they are depends on how long steps took.
+    path.write_bytes(data[: data.index(b"\n", 2 * len(data) // 3) + 5])
 
     recording = read_recording(path)
     found = replay_locked(recording)

@@ -33,6 +33,9 @@ WIDER = 8
 """A row whose kept tokens do not show among its candidates for sure looks at so many times more, in
 the end at all."""
 
+_SHORT = 32
+"""Entries of a block whose maximum stands for them where the highest are looked for."""
+
 _BLOCK = 256
 """Entries of a long cumulative sum that are added up first."""
 
@@ -162,10 +165,33 @@ def _top(logits: Tensor, size: int) -> tuple[Tensor, Tensor]:
     if size == logits.shape[-1]:
         values, ids = logits.sort(dim=-1, descending=True, stable=True)
         return values, ids
-    values, ids = logits.topk(size, dim=-1)
+    values, ids = _highest(logits, size)
     ids, order = ids.sort(dim=-1)
     values, order = values.gather(-1, order).sort(dim=-1, descending=True, stable=True)
     return values, ids.gather(-1, order)
+
+
+def _highest(logits: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return the highest logits and their ids, in no order; which of equal last ones is open.
+
+    A logit above the last of them lies in one of the `size` blocks with the highest maxima: if
+    that many other blocks had a maximum as high, it would not be among them. So only the entries of
+    those blocks are compared, where they are few beside the vocabulary.
+    """
+    count, vocab_size = logits.shape
+    num_blocks = vocab_size // _SHORT
+    if size * 4 > num_blocks:
+        values, ids = logits.topk(size, dim=-1, sorted=False)
+        return values, ids
+    whole = num_blocks * _SHORT
+    blocks = logits[:, :whole].view(count, num_blocks, _SHORT)
+    chosen = blocks.amax(dim=-1).topk(size, dim=-1, sorted=False).indices
+    entries = torch.arange(_SHORT, device=logits.device)
+    ids = (chosen[:, :, None] * _SHORT + entries).view(count, -1)
+    rest = torch.arange(whole, vocab_size, device=logits.device).expand(count, -1)
+    ids = torch.cat((ids, rest), dim=-1)
+    values, places = logits.gather(-1, ids).topk(size, dim=-1, sorted=False)
+    return values, ids.gather(-1, places)
 
 
 def _pick(weights: Tensor, rows: Sequence[SampleRow]) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvist.lab.bench.host import Host
 from kvist.lab.bench.result import Chart, Column, Samples, Table, Tell, quotient
-from kvist.lab.paging import MODES, PagingWorkload, run_mode
+from kvist.lab.paging import MODES, PagingResult, PagingWorkload, compare, run_mode
 
 _COLUMNS = (
     Column("mode", "mode"),
@@ -42,6 +42,8 @@ class PagingBench:
         self._work = work
         self._seconds = seconds
         self._samples = Samples()
+        self._exact: dict[str, PagingResult] = {}
+        self._measured: dict[str, PagingResult] = {}
 
     @property
     def workload(self) -> Mapping[str, Any]:
@@ -64,9 +66,11 @@ class PagingBench:
                     measured = run_mode(
                         mode, self._work, runner, seconds=self._seconds, progress=told
                     )
+                    self._measured[mode] = measured
                     self._samples.put(mode, "tokens_per_s", measured.tokens_per_s)
                     continue
                 exact = run_mode(mode, self._work, progress=told)
+                self._exact[mode] = exact
                 self._samples.put(mode, "utilization", exact.utilization)
                 self._samples.put(mode, "concurrency", exact.concurrency)
                 self._samples.put(mode, "preemptions", exact.preemptions)
@@ -86,6 +90,12 @@ class PagingBench:
             charts.append(Chart("Speed", "mode", ("tokens_per_s",), "tokens/s", bars=True))
         rows = self._samples.rows("mode")
         return (Table("modes", title, _COLUMNS, rows, tuple(charts)),)
+
+    def summary(self) -> Mapping[str, Any]:
+        """Return each mode, and ``ratio``: paged over reserve. See `Summarized`."""
+        if len(self._exact) < len(MODES):
+            return {}
+        return compare(self._exact, self._measured if len(self._measured) == len(MODES) else None)
 
     def facts(self) -> tuple[str, ...]:
         """See `Bench`."""

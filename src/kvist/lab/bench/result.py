@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 SCHEMA = "kvist.bench.v1"
 
@@ -122,6 +122,8 @@ class BenchResult:
         False when it was stopped: then there are fewer rows, or fewer repeats of some.
     environment : mapping
         From `kvist.lab.report.environment`.
+    summary : mapping
+        What programs look for by name, at the top of the JSON; see `Summarized`.
     """
 
     bench: str
@@ -131,6 +133,7 @@ class BenchResult:
     facts: tuple[str, ...]
     is_complete: bool
     environment: Mapping[str, Any]
+    summary: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result in the schema ``kvist.bench.v1``."""
@@ -153,6 +156,7 @@ class BenchResult:
             },
             "facts": list(self.facts),
             "environment": dict(self.environment),
+            **self.summary,
         }
 
 
@@ -241,6 +245,14 @@ class Bench(Protocol):
         """Return what follows from it."""
 
 
+@runtime_checkable
+class Summarized(Protocol):
+    """A benchmark some of whose numbers are promised under names of their own."""
+
+    def summary(self) -> Mapping[str, Any]:
+        """Return them; nothing while some are missing."""
+
+
 def run_bench(
     bench: Bench, tell: Tell, environment: Callable[[], Mapping[str, Any]]
 ) -> BenchResult:
@@ -264,4 +276,5 @@ def run_bench(
         bench.facts(),
         is_complete,
         environment(),
+        bench.summary() if isinstance(bench, Summarized) else {},
     )
