@@ -7,13 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvist.commands.outputs import (
-    JsonFile,
-    MarkdownFile,
-    PngFile,
-    check_outputs,
-    run_and_report,
-)
+from kvist.commands.outputs import Report
 from kvist.commands.terminal import bad_input
 from kvist.errors import ConfigError
 
@@ -39,9 +33,8 @@ def serve(
     api_key: Annotated[
         str | None, typer.Option(envvar="KVIST_API_KEY", help="Bearer token.")
     ] = None,
-    as_json: JsonFile = None,
-    markdown: MarkdownFile = None,
-    png: PngFile = None,
+    *,
+    report: Report,
 ) -> None:
     """Load on any OpenAI-compatible server: first token, pace, goodput, what its cache saved.
 
@@ -52,7 +45,6 @@ def serve(
     from kvist.lab.traces import read_mooncake
 
     with bad_input():
-        check_outputs(as_json, markdown, png)
         if endpoint not in ("chat", "completions"):
             raise ConfigError(f"--endpoint={endpoint} must be chat or completions")
         work = ServeWorkload(
@@ -71,7 +63,7 @@ def serve(
         )
         requests = read_mooncake(trace) if trace is not None else None
         bench = ServeBench(StreamClient(url, api_key), model, work, requests)
-        run_and_report(bench, as_json, markdown, png)
+        report(bench)
 
 
 def _rates(text: str) -> tuple[float, ...]:

@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvist.commands.load import serve
-from kvist.commands.outputs import (
-    BenchCommand,
-    JsonFile,
-    MarkdownFile,
-    PngFile,
-    check_outputs,
-    run_and_report,
-)
-from kvist.commands.terminal import DEFAULT_MODEL, MODEL_HELP, err, plain_errors
+from kvist.commands.outputs import Report, bench_command
+from kvist.commands.terminal import DEFAULT_MODEL, MODEL_HELP, err
 from kvist.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,62 +32,53 @@ def register(app: typer.Typer) -> None:
         ("pollution", pollution),
         ("serve", serve),
     ):
-        app.command(name, cls=BenchCommand)(command)
+        bench_command(app, name)(command)
 
 
 def cache(
     model: Model = DEFAULT_MODEL,
     contexts: Annotated[str, typer.Option(help="Lengths, tokens.")] = "128,256,512,1024,2048,4096",
     tokens: Annotated[int, typer.Option(help="Timed at each length.", min=1)] = 8,
-    as_json: JsonFile = None,
-    markdown: MarkdownFile = None,
-    png: PngFile = None,
+    *,
+    report: Report,
 ) -> None:
     """A token's price with a KV cache, and when every token computes its context again."""
     from kvist.lab.bench.cache import CacheBench, CacheWorkload
 
-    with plain_errors():
-        check_outputs(as_json, markdown, png)
-        work = CacheWorkload(contexts=numbers(contexts, "--contexts"), tokens=tokens)
-        most = max(work.contexts) + tokens + 1
-        with loaded(model, most + 64, most) as host:
-            run_and_report(CacheBench(host, work), as_json, markdown, png)
+    work = CacheWorkload(contexts=numbers(contexts, "--contexts"), tokens=tokens)
+    most = max(work.contexts) + tokens + 1
+    with loaded(model, most + 64, most) as host:
+        report(CacheBench(host, work))
 
 
 def prefix(
     model: Model = DEFAULT_MODEL,
     tokens: Annotated[int, typer.Option(help="Of every prompt.", min=64)] = 2048,
     repeats: Annotated[int, typer.Option(help="Rounds.", min=1)] = 5,
-    as_json: JsonFile = None,
-    markdown: MarkdownFile = None,
-    png: PngFile = None,
+    *,
+    report: Report,
 ) -> None:
     """First token by how much of a prompt ran before; and the price when nothing is shared."""
     from kvist.lab.bench.prefix import PrefixBench, PrefixWorkload
 
-    with plain_errors():
-        check_outputs(as_json, markdown, png)
-        work = PrefixWorkload(tokens=tokens, repeats=repeats)
-        with loaded(model, 6 * tokens + 4096) as host:
-            run_and_report(PrefixBench(host, work), as_json, markdown, png)
+    work = PrefixWorkload(tokens=tokens, repeats=repeats)
+    with loaded(model, 6 * tokens + 4096) as host:
+        report(PrefixBench(host, work))
 
 
 def context(
     model: Model = DEFAULT_MODEL,
     streams: Annotated[int, typer.Option(help="That share the pool.", min=1)] = 8,
     slots: Annotated[int, typer.Option(help="Tokens that the pool holds.", min=1024)] = 16_384,
-    as_json: JsonFile = None,
-    markdown: MarkdownFile = None,
-    png: PngFile = None,
+    *,
+    report: Report,
 ) -> None:
     """Decode speed by context, and the context at which a number of streams fills the pool."""
     from kvist.lab.bench.context import ContextBench, ContextWorkload
 
-    with plain_errors():
-        check_outputs(as_json, markdown, png)
-        work = ContextWorkload(streams=streams, slots=slots)
-        with loaded(model, slots) as host:
-            run_and_report(ContextBench(host, work), as_json, markdown, png)
+    work = ContextWorkload(streams=streams, slots=slots)
+    with loaded(model, slots) as host:
+        report(ContextBench(host, work))
 
 
 def schedule(
@@ -102,18 +86,15 @@ def schedule(
     long_prompt: Annotated[int, typer.Option(help="Tokens that arrive.", min=64)] = 4096,
     streams: Annotated[int, typer.Option(help="That decode meanwhile.", min=1)] = 8,
     repeats: Annotated[int, typer.Option(help="Rounds.", min=1)] = 3,
-    as_json: JsonFile = None,
-    markdown: MarkdownFile = None,
-    png: PngFile = None,
+    *,
+    report: Report,
 ) -> None:
     """Gaps between the tokens of running streams while a long prompt arrives: five schedules."""
     from kvist.lab.bench.schedule import ScheduleBench, ScheduleWorkload
 
-    with plain_errors():
-        check_outputs(as_json, markdown, png)
-        work = ScheduleWorkload(streams=streams, long_prompt=long_prompt, repeats=repeats)
-        with loaded(model, 2 * long_prompt + 256 * streams + 4096, 8192) as host:
-            run_and_report(ScheduleBench(host, work), as_json, markdown, png)
+    work = ScheduleWorkload(streams=streams, long_prompt=long_prompt, repeats=repeats)
+    with loaded(model, 2 * long_prompt + 256 * streams + 4096, 8192) as host:
+        report(ScheduleBench(host, work))
 
 
 def agents(
@@ -121,83 +102,71 @@ def agents(
     count: Annotated[int, typer.Option("--agents", help="Side by side.", min=1)] = 6,
     turns: Annotated[int, typer.Option(help="Of each agent.", min=1)] = 6,
     repeats: Annotated[int, typer.Option(help="Rounds.", min=1)] = 2,
-    as_json: JsonFile = None,
-    markdown: MarkdownFile = None,
-    png: PngFile = None,
+    *,
+    report: Report,
 ) -> None:
     """A closed loop of agents: long static beginnings, pauses in tools, branches."""
     from kvist.lab.bench.agents import AgentsBench, AgentsWorkload
 
-    with plain_errors():
-        check_outputs(as_json, markdown, png)
-        work = AgentsWorkload(agents=count, turns=turns, repeats=repeats)
-        each = work.static + turns * (work.tool_answer + work.said) + 128
-        with loaded(model, 2 * count * each) as host:
-            run_and_report(AgentsBench(host, work), as_json, markdown, png)
+    work = AgentsWorkload(agents=count, turns=turns, repeats=repeats)
+    each = work.static + turns * (work.tool_answer + work.said) + 128
+    with loaded(model, 2 * count * each) as host:
+        report(AgentsBench(host, work))
 
 
 def ladder(
     model: Model = DEFAULT_MODEL,
     requests: Annotated[int, typer.Option(help="Of a rung.", min=8)] = 32,
     repeats: Annotated[int, typer.Option(help="Rounds.", min=1)] = 2,
-    as_json: JsonFile = None,
-    markdown: MarkdownFile = None,
-    png: PngFile = None,
+    *,
+    report: Report,
 ) -> None:
     """One workload, one idea more each time: no cache, KV cache, paged, prefix, tiers."""
     from kvist.lab.bench.ladder import LadderBench, LadderWorkload
 
-    with plain_errors():
-        check_outputs(as_json, markdown, png)
-        work = LadderWorkload(requests=requests, repeats=repeats)
-        with loaded(model, work.slots, work.slots) as host:
-            from kvist.lab.opening import open_tiered
+    work = LadderWorkload(requests=requests, repeats=repeats)
+    with loaded(model, work.slots, work.slots) as host:
+        from kvist.lab.opening import open_tiered
 
-            most = repeats * work.documents * (work.document + 256) * host.kv_token_bytes
-            session, opened = open_tiered(model, work.slots, 2 * most, work.clients)
-            try:
-                run_and_report(LadderBench(host, session, work), as_json, markdown, png)
-            finally:
-                opened.close()
+        most = repeats * work.documents * (work.document + 256) * host.kv_token_bytes
+        session, opened = open_tiered(model, work.slots, 2 * most, work.clients)
+        try:
+            report(LadderBench(host, session, work))
+        finally:
+            opened.close()
 
 
 def block_size(
     model: Model = DEFAULT_MODEL,
     sizes: Annotated[str, typer.Option(help="Tokens a block.")] = "8,16,32,64,128",
     no_model: Annotated[bool, typer.Option("--no-model", help="Books only: no tokens/s.")] = False,
-    as_json: JsonFile = None,
-    markdown: MarkdownFile = None,
-    png: PngFile = None,
+    *,
+    report: Report,
 ) -> None:
     """Utilization, hits and tokens/s by the size of a block."""
     from kvist.lab.bench.block_size import BlockSizeBench, BlockSizeWorkload
 
-    with plain_errors():
-        check_outputs(as_json, markdown, png)
-        work = BlockSizeWorkload(sizes=numbers(sizes, "--sizes"))
-        opener = None
-        if not no_model:
-            from kvist.lab.opening import sized_opener
+    work = BlockSizeWorkload(sizes=numbers(sizes, "--sizes"))
+    opener = None
+    if not no_model:
+        from kvist.lab.opening import sized_opener
 
-            opener = sized_opener(model, 8192)
-        run_and_report(BlockSizeBench(opener, work), as_json, markdown, png)
+        opener = sized_opener(model, 8192)
+    report(BlockSizeBench(opener, work))
 
 
 def pollution(
     protected_share: Annotated[
         float, typer.Option(help="Of the pool, for blocks in repeated use.", min=0, max=0.95)
     ] = 0.25,
-    as_json: JsonFile = None,
-    markdown: MarkdownFile = None,
-    png: PngFile = None,
+    *,
+    report: Report,
 ) -> None:
     """Hits on hot prefixes that a flood of one-off prompts leaves, by policy. Books only."""
     from kvist.lab.bench.pollution import PollutionBench, PollutionWorkload
 
-    with plain_errors():
-        check_outputs(as_json, markdown, png)
-        work = PollutionWorkload(protected_share=protected_share)
-        run_and_report(PollutionBench(work), as_json, markdown, png)
+    work = PollutionWorkload(protected_share=protected_share)
+    report(PollutionBench(work))
 
 
 def numbers(text: str, flag: str) -> tuple[int, ...]:

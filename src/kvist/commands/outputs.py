@@ -5,16 +5,18 @@ Owns the three options that all benchmarks share. Imports no torch.
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import Progress
 from typer.core import TyperCommand
 
-from kvist.commands.terminal import err, out
+from kvist.commands.terminal import err, out, plain_errors
 from kvist.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,15 +24,53 @@ if TYPE_CHECKING:
 
 _STDOUT = "-"
 
-JsonFile = Annotated[
-    str | None,
-    typer.Option("--json", metavar="[FILE.json]", help="Schema kvist.bench.v1; no file: printed."),
-]
-MarkdownFile = Annotated[Path | None, typer.Option("--markdown", help="Write a Markdown section.")]
-PngFile = Annotated[Path | None, typer.Option("--png", help="Draw it; needs matplotlib.")]
+Report = Callable[["Bench"], None]
+"""Runs a benchmark and sends its result where the command line says."""
+
+_OPTIONS: Mapping[str, Any] = MappingProxyType(
+    {
+        "as_json": Annotated[
+            str | None,
+            typer.Option(
+                "--json", metavar="[FILE.json]", help="Schema kvist.bench.v1; no file: printed."
+            ),
+        ],
+        "markdown": Annotated[
+            Path | None, typer.Option("--markdown", help="Write a Markdown section.")
+        ],
+        "png": Annotated[Path | None, typer.Option("--png", help="Draw it; needs matplotlib.")],
+    }
+)
 
 
-class BenchCommand(TyperCommand):
+def bench_command(app: typer.Typer, name: str) -> Callable[[Callable[..., None]], None]:
+    """Add a benchmark to `app`: with the options of its outputs, which it gets as `report`."""
+
+    def add(command: Callable[..., None]) -> None:
+        own = inspect.signature(command, eval_str=True)
+        parameters = [p for p in own.parameters.values() if p.name != "report"] + [
+            inspect.Parameter(
+                option, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+            )
+            for option, annotation in _OPTIONS.items()
+        ]
+
+        def wrapped(
+            as_json: str | None, markdown: Path | None, png: Path | None, **given: Any
+        ) -> None:
+            with plain_errors():
+                _check(as_json, markdown, png)
+                command(**given, report=lambda bench: _run(bench, as_json, markdown, png))
+
+        wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
+        wrapped.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+        app.command(name, cls=_BenchCommand)(wrapped)
+
+    return add
+
+
+class _BenchCommand(TyperCommand):
     """A command whose ``--json`` may stand alone: what follows is its file only if it says so."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -48,7 +88,7 @@ def _with_file(args: Sequence[str]) -> Sequence[str]:
     ]
 
 
-def check_outputs(as_json: str | None, markdown: Path | None, png: Path | None) -> None:
+def _check(as_json: str | None, markdown: Path | None, png: Path | None) -> None:
     """Raise `ConfigError` for an output that cannot be written: before anything is measured."""
     files = [Path(as_json) if as_json not in (None, _STDOUT) else None, markdown, png]
     for path in filter(None, files):
@@ -60,9 +100,7 @@ def check_outputs(as_json: str | None, markdown: Path | None, png: Path | None) 
         check_plots()
 
 
-def run_and_report(
-    bench: Bench, as_json: str | None, markdown: Path | None, png: Path | None
-) -> None:
+def _run(bench: Bench, as_json: str | None, markdown: Path | None, png: Path | None) -> None:
     """Run a benchmark under a progress bar and send its result where it is wanted.
 
     Ctrl-C ends the measurement, not the report: what was measured comes out, and says so.
