@@ -31,7 +31,7 @@ _ROUNDS = 16
 _NEAR = 0.02
 """Errors below this share count alike: a median between steps that fit exactly is no better."""
 _TIE = 0.3
-"""What the prior weighs beside a step that fits: enough to decide what a recording says nothing about."""
+"""What the prior weighs beside a step that fits: enough to decide where nothing is recorded."""
 
 COMPUTE_FLOPS = 150e12
 BANDWIDTH_BYTES_PER_S = 2.0e12
