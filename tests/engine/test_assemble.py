@@ -143,13 +143,11 @@ def altered(folder, tmp_path, **fields):
     return copy
 
 
-def test_a_window_is_refused_unless_it_never_cuts(tiny_folder, tmp_path):
-    copy = altered(tiny_folder("mistral"), tmp_path, sliding_window=64)
-    with pytest.raises(ModelError, match=r"window of 64 tokens.*--max-model-len 64"):
+def test_chunks_are_refused(tiny_folder, tmp_path):
+    chunks = {"layer_types": ["chunked_attention"] * 2, "attention_chunk_size": 64}
+    copy = altered(tiny_folder("mistral"), tmp_path, **chunks)
+    with pytest.raises(ModelError, match=r"chunks of 64 tokens.*--max-model-len 64"):
         open_llm(copy, max_model_len=65)
-    llm = open_llm(copy, max_model_len=64)
-    (output,) = llm.generate([[7] * 20], greedy(10), use_tqdm=False)
-    assert len(output.outputs[0].token_ids) == 10
 
 
 def test_weights_that_do_not_fill_the_model(folder, tmp_path):

@@ -17,6 +17,7 @@ pytest.importorskip("transformers")
 from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention
 
+from kvist.engine.asked import layer_windows
 from kvist.engine.runner import ModelRunner
 from kvist.engine.sampling import SamplingParams
 from kvist.engine.step import SampleRow, Scheduled, StepPlan
@@ -24,6 +25,7 @@ from kvist.errors import CapacityError, IntegrityError, ModelError
 from kvist.formats.registry import resolve_format
 from kvist.kernels.dispatch import select
 from kvist.spec import KVSpec
+from kvist.testing.models import BEYOND_PLAIN, tiny_model
 from kvist.tiers.device import DevicePool
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -43,7 +45,8 @@ def layout_of(folder, block_size=16):
 def runner_of(model, folder, max_model_len=256):
     layout = layout_of(folder)
     kernels = select(CPU, torch.float32, layout, KVSpec.from_path(folder).num_query_heads)
-    return ModelRunner(model, layout, kernels, max_model_len)
+    windows = layer_windows(KVSpec.from_path(folder))
+    return ModelRunner(model, layout, kernels, max_model_len, windows=windows)
 
 
 class DeafAttention(LlamaAttention):
@@ -60,8 +63,16 @@ class DroppingAttention(LlamaAttention):
         return super().forward(hidden_states, position_embeddings, attention_mask)
 
 
-class SoftcapAttention(LlamaAttention):
+class BiasAttention(LlamaAttention):
     """Asks attention for something that we do not do."""
+
+    def forward(self, hidden_states, position_embeddings, attention_mask=None, **kwargs):
+        kwargs["position_bias"] = 30.0
+        return super().forward(hidden_states, position_embeddings, attention_mask, **kwargs)
+
+
+class SoftcapAttention(LlamaAttention):
+    """Asks for a cap of which the config knows nothing."""
 
     def forward(self, hidden_states, position_embeddings, attention_mask=None, **kwargs):
         kwargs["softcap"] = 30.0
@@ -78,6 +89,12 @@ class MaskingAttention(LlamaAttention):
     def forward(self, hidden_states, position_embeddings, attention_mask=None, **kwargs):
         mask = torch.zeros(1, 1, 1, 1)
         return super().forward(hidden_states, position_embeddings, mask, **kwargs)
+
+
+class SinkAttention(LlamaAttention):
+    """Has sinks, which only its own eager code would look at."""
+
+    sinks = torch.zeros(4)
 
 
 class NarrowAttention(LlamaAttention):
@@ -98,9 +115,11 @@ def test_a_model_that_follows_the_interface_passes(tiny_folder):
             r"ran 1 times over 1 layers, expected once in each of 2.*without it: \[1\]",
         ),
         (TwiceAttention, r"ran 3 times over 2 layers, expected once in each of 2"),
-        (SoftcapAttention, "SoftcapAttention asks attention for softcap"),
+        (BiasAttention, "BiasAttention asks attention for position_bias"),
+        (SoftcapAttention, "config caps attention scores at None, its code asks layer 1 for 30"),
+        (SinkAttention, "has attention sinks and does not hand them down"),
         (MaskingAttention, "MaskingAttention passes a mask"),
-        (NarrowAttention, "window of 255 tokens, shorter than max_model_len=256"),
+        (NarrowAttention, "layer 1 no window, its code asks .* of 255 .*--max-model-len 255 makes"),
         (DroppingAttention, "DroppingAttention was not given the step.*cannot be served"),
     ],
 )
@@ -109,6 +128,26 @@ def test_a_layer_that_would_be_served_wrongly_is_refused(tiny_folder, kind, reas
     model.model.layers[1].self_attn.__class__ = kind
     with pytest.raises(ModelError, match=reason):
         runner_of(model, tiny_folder("llama")).check_model()
+
+
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [
+        ("sliding_window", "layer 1 a window of 24 tokens, its code asks attention for no window"),
+        (
+            "attn_logit_softcapping",
+            r"attention scores at 0\.5, its code asks layer 1 for None",
+        ),
+    ],
+)
+def test_what_the_config_says_and_the_code_keeps_to_itself_is_refused(tmp_path, field, reason):
+    """A window that only a mask tells, a cap in eager code: gone without a word otherwise."""
+    options = {**BEYOND_PLAIN["gemma2"], "layer_types": ["sliding_attention"] * 2}
+    folder = tiny_model("gemma2", tmp_path / "gemma2", **options)
+    model = load(folder)
+    setattr(model.model.layers[1].self_attn, field, None)
+    with pytest.raises(ModelError, match=reason):
+        runner_of(model, folder).check_model()
 
 
 def test_damaged_weights_are_refused(tiny_folder):

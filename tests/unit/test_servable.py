@@ -19,6 +19,7 @@ LLAMA = {
     "max_position_embeddings": 8192,
 }
 WINDOWED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 512}
+CHUNKED = {"layer_types": ["chunked_attention", "full_attention"], "attention_chunk_size": 512}
 
 
 @pytest.mark.parametrize(
@@ -31,12 +32,16 @@ WINDOWED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_win
         {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
         {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
         {"model_type": "gemma2", "attn_logit_softcapping": None, "sliding_window": None},
+        WINDOWED,
+        {"model_type": "mistral"},  # a window by the family's default
+        {"attn_logit_softcapping": 50.0},
+        {"model_type": "gpt_oss"},
         {"final_logit_softcapping": 30.0},  # over logits: the model's head does it
         {"architectures": None},
         {"is_encoder_decoder": False, "alibi": False},
     ],
 )
-def test_plain_causal_attention_is_served(change):
+def test_causal_attention_is_served(change):
     check_servable(LLAMA | change)
 
 
@@ -51,16 +56,11 @@ def test_plain_causal_attention_is_served(change):
         ({"model_type": "bloom"}, "ALiBi"),
         ({"alibi": True}, "ALiBi"),
         ({"position_embedding_type": "alibi"}, "ALiBi"),
-        ({"attn_logit_softcapping": 50.0}, "softly at 50"),
-        ({"model_type": "gemma2", "sliding_window": None}, "softly at 50"),  # the family's default
-        ({"model_type": "gpt_oss"}, "sinks"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
         ({"rope_scaling": {"type": "su"}}, "'su'"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope'"),
         ({"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}, "'longrope'"),
         ({"layer_types": ["chunked_attention"] * 2, "attention_chunk_size": 64}, "in chunks of 64"),
-        (WINDOWED, "1 of 2 layers slide a window of 512 tokens, shorter than .* 8,192 tokens"),
-        ({"model_type": "mistral"}, "window of 4,096"),  # absent: the family's default
         ({"use_bidirectional_attention": True}, "attend to later"),
         ({"is_causal": False}, "attend to later"),
     ],
@@ -70,13 +70,13 @@ def test_the_rest_is_refused_with_the_reason(change, reason):
         check_servable(LLAMA | change)
 
 
-def test_a_window_that_never_cuts_is_full_attention():
-    check_servable(LLAMA | WINDOWED, max_model_len=512)
+def test_a_chunk_that_never_cuts_is_full_attention():
+    check_servable(LLAMA | CHUNKED, max_model_len=512)
     with pytest.raises(ModelError, match=r"--max-model-len 512"):
-        check_servable(LLAMA | WINDOWED, max_model_len=513)
+        check_servable(LLAMA | CHUNKED, max_model_len=513)
 
 
 def test_all_reasons_are_named_at_once():
-    config = LLAMA | WINDOWED | {"attn_logit_softcapping": 50.0}
-    with pytest.raises(ModelError, match=r"slide a window.*; it caps attention scores"):
+    config = LLAMA | CHUNKED | {"alibi": True}
+    with pytest.raises(ModelError, match=r"attend in chunks.*; it places tokens by ALiBi"):
         check_servable(config)

@@ -17,6 +17,7 @@ from torch import nn
 
 from kvist.build import open_tiers
 from kvist.config import EngineConfig
+from kvist.engine.asked import describe_asked, layer_windows
 from kvist.engine.attention import NAME, register
 from kvist.engine.bill import MemoryUse, StartupBill
 from kvist.engine.books import open_books, open_recorder
@@ -159,6 +160,7 @@ def _open(config: EngineConfig, tiers: list[Tier], process_bytes: int) -> OpenEn
         layout,
         kernels,
         max_model_len,
+        windows=layer_windows(spec),
         poison=config.poison_fresh_blocks,
         batch_invariant=config.batch_invariant,
     )
@@ -179,7 +181,8 @@ def _open(config: EngineConfig, tiers: list[Tier], process_bytes: int) -> OpenEn
     runner.attach(pool)
 
     arithmetic = arithmetic_of(config.batch_invariant, config.weights)
-    root = _root(digest, dtype_name, kv_format, source.config, group, layout, arithmetic)
+    windows = layer_windows(spec)
+    root = _root(digest, dtype_name, kv_format, source.config, windows, layout, arithmetic)
     compile_grammar = GrammarCompiler(source.path, runner.vocab_size).compile
     books = open_books(config, num_blocks, max_model_len)
     loads = put_tiers(
@@ -220,6 +223,7 @@ def _open(config: EngineConfig, tiers: list[Tier], process_bytes: int) -> OpenEn
         notes=(
             *source.notes,
             *layers,
+            *describe_asked(recording.context.asked, kernels, max_model_len),
             *preset_remarks(config),
             *_device_remarks(config, device),
             *(note for tier in tiers for note in getattr(tier, "notes", ())),
@@ -282,8 +286,8 @@ def _kernels(
 def _serving_group(spec: KVSpec) -> LayerGroup:
     """Return one full-attention group of all layers.
 
-    `check_servable` has refused everything but full attention and windows that never cut; those are
-    full attention too, whatever the config calls them.
+    `check_servable` has refused everything but full attention and windows. Layers with a window
+    keep everything for now, and attention leaves out what lies before it.
     """
     first = spec.groups[0]
     shape = (first.num_kv_heads, first.key_dim, first.value_dim)
@@ -346,7 +350,7 @@ def _root(
     dtype_name: str,
     kv_format: KVFormat,
     config: dict[str, object],
-    group: LayerGroup,
+    windows: tuple[int | None, ...],
     layout: BlockLayout,
     arithmetic: str,
 ) -> RootKey:
@@ -357,13 +361,13 @@ def _root(
         RootFields(
             weights_digest=digest,
             compute_dtype=dtype_name,
-            formats=(kv_format.name,) * group.num_layers,
+            formats=(kv_format.name,) * layout.num_layers,
             rope=json.dumps(rope, sort_keys=True),
-            windows="" if group.window is None else json.dumps(group.window),
+            windows=json.dumps(windows) if any(windows) else "",
             block_size=layout.block_size,
             packing_id=layout.packing_id,
-            layers=f"0-{group.num_layers - 1}",
-            heads=f"0-{group.num_kv_heads - 1}",
+            layers=f"0-{layout.num_layers - 1}",
+            heads=f"0-{layout.num_kv_heads - 1}",
             arithmetic=arithmetic,
         )
     )

@@ -20,6 +20,7 @@ from transformers import AttentionInterface
 from kvist.engine.batch import ForwardBatch
 from kvist.errors import ModelError
 from kvist.kernels.dispatch import KernelSet
+from kvist.kernels.options import AttentionOptions
 from kvist.spec import BlockLayout
 
 NAME = "kvist"
@@ -54,6 +55,8 @@ class StepContext:
         Longest context there can be; a window at least as long cuts nothing.
     calls : list of int
         Layer indices in the order in which they were attended; for the start-up check.
+    asked : dict of int to AttentionOptions
+        What each layer that was attended as a module asked for; windows that cut nothing left out.
     """
 
     batch: ForwardBatch
@@ -62,6 +65,7 @@ class StepContext:
     kernels: KernelSet
     max_context: int
     calls: list[int] = field(default_factory=list)
+    asked: dict[int, AttentionOptions] = field(default_factory=dict)
 
 
 def kvist_attention(
@@ -73,6 +77,8 @@ def kvist_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     *,
     kvist_step: StepContext | None = None,
     **extras: Any,
@@ -85,6 +91,12 @@ def kvist_attention(
         [1, Q, T, D], rope applied.
     key, value : Tensor
         [1, H, T, D], rope applied to the key.
+    sliding_window : int, optional
+        Positions that a query sees, its own included.
+    softcap : float, optional
+        Bound of the scaled scores, by tanh.
+    s_aux : Tensor, optional
+        [Q], a logit a head that takes part in the softmax and has no value.
 
     Returns
     -------
@@ -94,7 +106,8 @@ def kvist_attention(
     Raises
     ------
     ModelError
-        For a mask or an extra whose meaning would be lost, or when the step did not come down.
+        For a mask, an extra or sinks whose meaning would be lost, or when the step did not come
+        down.
     """
     if kvist_step is None:
         raise ModelError(
@@ -111,14 +124,20 @@ def kvist_attention(
             f"{type(module).__name__} asks attention for {', '.join(sorted(unknown))}, which is not"
             " supported yet; serving it would give wrong text"
         )
-    if sliding_window is not None and sliding_window < kvist_step.max_context:
+    if s_aux is None and getattr(module, "sinks", None) is not None:
         raise ModelError(
-            f"{type(module).__name__} attends through a window of {sliding_window} tokens, shorter"
-            f" than max_model_len={kvist_step.max_context}; windows do not run yet"
+            f"{type(module).__name__} has attention sinks and does not hand them down to attention;"
+            " serving it would give wrong text"
         )
     layer: int = module.layer_idx  # type: ignore[assignment]
     step = kvist_step
     step.calls.append(layer)
+    window = sliding_window
+    if window is not None and window >= step.max_context:
+        window = None
+    options = step.asked[layer] = AttentionOptions(
+        window, softcap, None if s_aux is None else s_aux.float()
+    )
     queries = query[0].transpose(0, 1)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     step.kernels.write_kv(
@@ -130,7 +149,7 @@ def kvist_attention(
         step.batch.slots,
     )
     out = step.kernels.attention(
-        queries, step.pool, step.layout, layer, step.batch.attention, scale
+        queries, step.pool, step.layout, layer, step.batch.attention, scale, options=options
     )
     assert isinstance(out, Tensor)
     return out[None], None

@@ -12,11 +12,13 @@ import copy
 import inspect
 from array import array
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
+from kvist.engine.asked import check_asked
 from kvist.engine.attention import NAME, StepContext, register
 from kvist.engine.batch import ForwardBatch, build_batch
 from kvist.engine.invariant import make_invariant
@@ -51,6 +53,8 @@ class ModelRunner:
         Of the model's only layer group, all layers in it.
     kernels : KernelSet
     max_model_len : int
+    windows : sequence of int or None
+        [L], of each layer by the config; those that cut nothing included.
     poison : bool
         Fill fresh blocks with NaN. For tests.
     batch_invariant : bool
@@ -69,6 +73,7 @@ class ModelRunner:
         kernels: KernelSet,
         max_model_len: int,
         *,
+        windows: Sequence[int | None],
         poison: bool = False,
         batch_invariant: bool = False,
     ) -> None:
@@ -84,6 +89,7 @@ class ModelRunner:
         self.layout = layout
         self.kernels = kernels
         self.max_model_len = max_model_len
+        self._windows = tuple(windows)
         self.vocab_size = int(model.config.vocab_size)  # type: ignore[union-attr, arg-type]
         self.num_forward_tokens = 0
         self._poison = poison
@@ -128,8 +134,9 @@ class ModelRunner:
         Raises
         ------
         ModelError
-            If a layer never came (its model code drops the step on the way down), came twice, or
-            asked attention for something we do not know.
+            If a layer never came (its model code drops the step on the way down), came twice,
+            asked attention for something we do not know, or for something else than the config
+            says.
         """
         plan = _plan([(3, 3), (1, 1)], self.layout.block_size, num_blocks=2)
         num_layers = self.layout.num_layers
@@ -149,6 +156,10 @@ class ModelRunner:
                 f"{f'; layers without it: {missing[:8]}' if missing else ''}. Its model code does"
                 " not follow the attention interface of transformers, so it cannot be served"
             )
+        config = self.model.config.get_text_config()  # type: ignore[union-attr, operator]
+        softcap = getattr(config, "attn_logit_softcapping", None)
+        name = type(self.model).__name__
+        check_asked(name, context.asked, self._windows, softcap, self.max_model_len)
         if not bool(torch.isfinite(logits).all()):
             raise ModelError(
                 f"{type(self.model).__name__} in {self._dtype} gives logits that are not finite for"
@@ -172,8 +183,9 @@ class ModelRunner:
         """Run the largest step there can be, and return the bytes it needed beside weights and KV.
 
         The step is `num_tokens` tokens at the end of the longest contexts, with `num_samples` rows
-        of logits. A layer frees what it used before the next one runs, so one of them needs as much
-        as all; and all contexts lie in the same few blocks.
+        of logits. A layer frees what it used before the next one runs, so the first ones up to one
+        that sees the whole context need as much as all; and all contexts lie in the same few
+        blocks.
         """
         most = self.max_model_len
         length = min(num_tokens, most)
@@ -181,12 +193,14 @@ class ModelRunner:
         if num_tokens % length:
             runs.append((num_tokens % length, most))
         num_blocks = 64
+        seen = [min(window or most, most) for window in self._windows]
+        keep = 1 + seen.index(max(seen))
         plan = _plan(runs, self.layout.block_size, num_blocks)
         with torch.inference_mode():
             pool = self._scratch(num_blocks)
             pool.zero_()
             shortened = (
-                only_first_layers(self.model, self.layout.num_layers, keep=1)
+                only_first_layers(self.model, self.layout.num_layers, keep)
                 if self._fused is None
                 else nullcontext()
             )
@@ -194,7 +208,7 @@ class ModelRunner:
                 batch = self._batch(plan)
                 context = self._context(batch, pool)
                 rows = torch.arange(min(num_samples, num_tokens), device=self._device)
-                logits = self._forward(context, rows, num_layers=1)
+                logits = self._forward(context, rows, num_layers=keep)
                 sample(logits, [SampleRow(_GREEDY, 0, 0)] * len(rows))
         return meter.peak_bytes
 

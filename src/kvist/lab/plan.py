@@ -350,6 +350,13 @@ def _fitting(sizing: Sizing, context: int, room: int | None) -> int | None:
 
 def _notes(model: Model, demand: Demand) -> list[str]:
     notes = ["workspace is an estimate; an engine measures it when it starts"]
+    windowed = [g for g in model.spec.kv_groups if g.live_tokens(demand.context) < demand.context]
+    if windowed:
+        layers = sum(group.num_layers for group in windowed)
+        notes.append(
+            f"{layers} of {model.spec.num_layers} layers are counted with what their window holds;"
+            f" kvist's own engine keeps all {demand.context} tokens in every layer for now"
+        )
     most = model.spec.max_position
     if most is not None and demand.context > most:
         notes.append(

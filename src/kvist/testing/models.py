@@ -92,6 +92,56 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 """What each family needs beside the common sizes; ``None`` takes a common size away."""
 
+WINDOW = 24
+"""Of the models in `BEYOND_PLAIN`: ends within a block, and most tests' prompts are longer."""
+
+_SLIDING_THEN_FULL = {"layer_types": ["sliding_attention", "full_attention"]}
+
+BEYOND_PLAIN: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        # A window in every layer.
+        "mistral": {"sliding_window": WINDOW},
+        "phi3": {"sliding_window": WINDOW},
+        "starcoder2": {"sliding_window": WINDOW},
+        "mixtral": {"sliding_window": WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2},
+        # In some.
+        "qwen2": {"sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 1},
+        "qwen3": {
+            "head_dim": 32,
+            "sliding_window": WINDOW,
+            "use_sliding_window": True,
+            **_SLIDING_THEN_FULL,
+        },
+        "smollm3": {
+            "no_rope_layers": [1, 0],
+            "sliding_window": WINDOW,
+            "use_sliding_window": True,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+        "cohere2": {"sliding_window": WINDOW, **_SLIDING_THEN_FULL},
+        "olmo3": {"sliding_window": WINDOW, **_SLIDING_THEN_FULL},
+        "exaone4": {"sliding_window": WINDOW, **_SLIDING_THEN_FULL},
+        # With a rope of their own for windows; with scores that are capped; with sinks.
+        "gemma3_text": {"head_dim": 32, "sliding_window": WINDOW, **_SLIDING_THEN_FULL},
+        "gemma2": {
+            "head_dim": 32,
+            "sliding_window": WINDOW,
+            "query_pre_attn_scalar": 32,
+            "attn_logit_softcapping": 0.5,
+            **_SLIDING_THEN_FULL,
+        },
+        "gpt_oss": {
+            "head_dim": 16,
+            "sliding_window": WINDOW,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "max_position_embeddings": 4096,
+            **_SLIDING_THEN_FULL,
+        },
+    }
+)
+"""Families, and what makes them ask attention for more than softmax over all that came before."""
+
 
 def tiny_model(family: str, folder: Path, seed: int = 0, **overrides: Any) -> Path:
     """Save a tiny random model and its tokenizer in float32.
@@ -159,7 +209,10 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 def _draw(name: str, parameter: nn.Parameter) -> None:
     """Wide weights: a matrix keeps the scale of what goes through it, times a little more."""
-    if parameter.ndim < 2:
+    if name.endswith("sinks"):
+        # As strong as a whole context of small scores.
+        parameter.add_(torch.randn_like(parameter) + 4.0)
+    elif parameter.ndim < 2:
         # Norms and biases: away from what they are made as, so that a lost one shows.
         parameter.add_(torch.randn_like(parameter), alpha=0.2)
     elif "embed" in name or name.endswith(("wte.weight", "wpe.weight")):

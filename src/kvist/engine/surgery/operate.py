@@ -10,6 +10,7 @@ Owns the decision and the report of it. Knows no requests. Threads: the one that
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -140,6 +141,8 @@ def _check_skeleton(skeleton: Skeleton, recording: Recording) -> None:
         or not all(torch.equal(a, b) for t in told for a, b in zip(t, turns, strict=True))
     ):
         raise NotRecognisedError("its layers are not all told the same cosines and sines")
+    if "layer_type" in inspect.signature(skeleton.rotary.forward).parameters:
+        raise NotRecognisedError("its layers may have ropes of several kinds")
     batch, first = context.batch, recording.inputs[0]
     again = skeleton.rotary(first, batch.position_ids)
     if not all(torch.equal(a, b) for a, b in zip(again, turns, strict=True)):
@@ -200,7 +203,7 @@ class _Surgeon:
                 matrices = self._matrices(parts, self._kind)
             self._shape = parts.shape
             parts = _kept(parts)
-            slots.append(FusedSlot(len(self._built), parts.scale))
+            slots.append(self._slot(index, len(self._built), parts))
             self._built.append((parts, matrices))
             norms = [parts.first, parts.second, parts.query_norm, parts.key_norm]
             # The layer's own weights go here.
@@ -249,7 +252,7 @@ class _Surgeon:
         ):
             raise NotRecognisedError("its heads are not those of the KV cache")
         alone = self._model(
-            self._stack([(parts, matrices)]), [FusedSlot(0, parts.scale)], None, 1, parts
+            self._stack([(parts, matrices)]), [self._slot(index, 0, parts)], None, 1, parts
         )
         found = alone.layer(recording.context, before, turns)
         error = float((found.float() - after.float()).norm())
@@ -264,6 +267,9 @@ class _Surgeon:
                 f"it looks alike but computes something else (off by {error / change:.2g} of what"
                 " it adds)"
             )
+
+    def _slot(self, index: int, number: int, parts: LayerParts) -> FusedSlot:
+        return FusedSlot(number, parts.scale, self._recording.context.asked[index])
 
     def _stack(self, built: list[tuple[LayerParts, list[PackedMatrix]]]) -> Stack:
         parts = built[0][0]

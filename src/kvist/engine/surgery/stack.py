@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from kvist.engine.attention import StepContext
 from kvist.kernels.linear import Stack
+from kvist.kernels.options import PLAIN, AttentionOptions
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +59,13 @@ class FusedSlot:
         In the stack.
     scale : float
         On ``query . key``.
+    options : AttentionOptions
+        What the layer's own modules asked of attention.
     """
 
     number: int
     scale: float
+    options: AttentionOptions = PLAIN
 
 
 class FusedModel:
@@ -157,23 +161,24 @@ class FusedModel:
                 continue
             if not entered:
                 stack.enter(slot.number)
-            self._attend(context, buffers, index, slot.scale)
+            self._attend(context, buffers, index, slot)
             entered = index < last and not isinstance(slots[index + 1], nn.Module)
             if entered:
                 stack.advance(slot.number)
             else:
                 stack.leave(slot.number)
 
-    def _attend(self, context: StepContext, buffers: _Buffers, layer: int, scale: float) -> None:
+    def _attend(self, context: StepContext, buffers: _Buffers, layer: int, slot: FusedSlot) -> None:
         kernels, pool, layout = context.kernels, context.pool, context.layout
         batch, out = context.batch.attention, buffers.attended
+        scale, options = slot.scale, slot.options
         context.calls.append(layer)
         kernels.write_kv(pool, layout, layer, buffers.key, buffers.value, context.batch.slots)
         # Shapes were checked when the layer was tried; its rows go where the next call reads them.
         if batch.num_decodes:
-            kernels.decode(buffers.query, pool, layout, layer, batch, scale, out, None)
+            kernels.decode(buffers.query, pool, layout, layer, batch, scale, out, None, options)
         if batch.num_decodes < len(batch.query_lens):
-            kernels.prefill(buffers.query, pool, layout, layer, batch, scale, out, None)
+            kernels.prefill(buffers.query, pool, layout, layer, batch, scale, out, None, options)
 
     def _module(
         self,

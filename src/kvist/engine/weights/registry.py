@@ -128,8 +128,7 @@ PACKAGED_MODELS: tuple[PackagedModel, ...] = (
         gguf_sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         gguf_bytes=253_113_024,
         licence="Gemma Terms of Use",
-        summary="Gemma 3 270M (base): MQA, window 512 on 5 of 6 layers, 32K context"
-        " (not servable yet: windows)",
+        summary="Gemma 3 270M (base): MQA, window 512 on 5 of 6 layers, 32K context",
     ),
 )
 """Every packaged model, the default one first."""

@@ -1,8 +1,8 @@
 """What the engine runs today, and why it refuses the rest.
 
 Owns the list of reasons. Reads the raw `config.json` only, so a refusal comes before any weight is
-loaded. What is refused here would otherwise run and be wrong: the engine's attention sees plain
-causal attention over all tokens, and a mask, bias or state that it does not know of is lost.
+loaded. What is refused here would otherwise run and be wrong: the engine's attention is causal over
+all tokens or over a sliding window, and a mask, bias or state that it does not know of is lost.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from kvist.spec import KVSpec, LayerKind
 
 _CAUSAL_HEADS = ("ForCausalLM", "LMHeadModel")
 _ALIBI_TYPES = frozenset({"bloom", "mpt"})
-_SOFTCAP_TYPES = frozenset({"gemma2", "vaultgemma", "t5gemma"})
-_SINK_TYPES = frozenset({"gpt_oss", "mimo_v2_flash", "granite_swa"})
 _MOVING_ROPES = frozenset({"longrope", "su", "dynamic"})
 _MODALITIES = ("vision_config", "audio_config", "speech_config", "vision_tower", "mm_vision_tower")
 
@@ -29,7 +27,7 @@ def check_servable(config: Mapping[str, Any], max_model_len: int | None = None) 
     config
         Raw `config.json`.
     max_model_len
-        Longest sequence that will be served, in tokens. A window at least as long never cuts
+        Longest sequence that will be served, in tokens. A chunk at least as long never cuts
         anything and counts as full attention. None: the model's own longest context.
 
     Raises
@@ -67,12 +65,15 @@ def _layer_reasons(spec: KVSpec, max_model_len: int | None) -> Iterator[str]:
             yield f"{count} cache a compressed latent (MLA), which no kernel reads yet"
         elif group.kind is LayerKind.STATE:
             yield f"{count} carry a recurrent state (linear attention, Mamba or convolution)"
-        elif group.window is not None and (longest is None or group.window < longest):
-            what = "slide a window" if group.kind is LayerKind.SLIDING else "attend in chunks"
+        elif (
+            group.kind is LayerKind.CHUNKED
+            and group.window is not None
+            and (longest is None or group.window < longest)
+        ):
             context = "any length" if longest is None else f"{longest:,} tokens"
             yield (
-                f"{count} {what} of {group.window:,} tokens, shorter than the context of "
-                f"{context}, and windows do not run yet (--max-model-len {group.window} would "
+                f"{count} attend in chunks of {group.window:,} tokens, shorter than the context of "
+                f"{context}, and chunks do not run yet (--max-model-len {group.window} would "
                 "make it full attention)"
             )
     if spec.shared_layers:
@@ -83,11 +84,6 @@ def _attention_reasons(config: Mapping[str, Any]) -> Iterator[str]:
     kind = str(config.get("model_type") or "")
     if kind in _ALIBI_TYPES or config.get("alibi") or _position_kind(config) == "alibi":
         yield "it places tokens by ALiBi, a bias that the kernels do not add"
-    softcap = config.get("attn_logit_softcapping", 50.0 if kind in _SOFTCAP_TYPES else None)
-    if softcap:
-        yield f"it caps attention scores softly at {softcap}, which the kernels do not"
-    if kind in _SINK_TYPES or config.get("add_swa_attention_sink_bias"):
-        yield "its heads have attention sinks, which the kernels do not add"
     if config.get("use_bidirectional_attention") or config.get("is_causal") is False:
         yield "its tokens attend to later ones, so nothing of a prefix could be kept"
     moving = sorted(_rope_kinds(config) & _MOVING_ROPES)
