@@ -40,6 +40,7 @@ ZONE_EXTENTS = EXTENT_BYTES // HEADER_BYTES
 ZONE_BYTES = (1 + ZONE_EXTENTS) * EXTENT_BYTES
 SUPERBLOCK_BYTES = 4096
 SUPERBLOCK_OFFSETS = (0, SUPERBLOCK_BYTES)
+SECTOR_BYTES = 512
 DATA_START = EXTENT_BYTES
 
 HEADER_INDEX = 0xFFFF_FFFF
@@ -121,6 +122,16 @@ class Superblock:
         return Superblock(
             num_zones, slab_id, scheme.rstrip(b"\0").decode(errors="replace"), key_id, created_s
         )
+
+
+def is_torn_superblock(data: bytes) -> bool:
+    """Whether a copy is one of this version of which some sectors never reached the device.
+
+    What is written of a superblock lies in its first sector and at its very end.
+    """
+    start, middle = data[:SECTOR_BYTES], data[SECTOR_BYTES:-CHECKSUM_BYTES]
+    is_ours = not any(start) or version_of(start) == FORMAT_VERSION
+    return is_ours and not any(middle) and Superblock.unpack(data) is None
 
 
 def version_of(data: bytes) -> int | None:

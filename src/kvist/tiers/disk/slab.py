@@ -32,9 +32,11 @@ from kvist.tiers.disk.layout import (
     RECORD_MAGIC,
     SUPERBLOCK_BYTES,
     SUPERBLOCK_OFFSETS,
+    ZONE_BYTES,
     ZONE_EXTENTS,
     Header,
     Superblock,
+    is_torn_superblock,
     padded,
     pieces,
     slab_bytes,
@@ -260,10 +262,24 @@ def open_slab(
 
 
 def _is_blank(files: Files, fd: int) -> bool:
-    """Whether the file is new, or somebody's who ended before the superblock was written."""
+    """Whether the file is new, or somebody's who ended before the superblock was written.
+
+    `write_superblock` begins with the second copy and syncs it; power lost before leaves sectors of
+    that one, and no headers. A slab in use looks so only if it lost both copies and all headers.
+    """
     buffer = bytearray(DATA_START)
     files.read(fd, [memoryview(buffer)], 0)
-    return not any(buffer)
+    second = slice(SUPERBLOCK_BYTES, 2 * SUPERBLOCK_BYTES)
+    torn = bytes(buffer[second])
+    buffer[second] = bytes(SUPERBLOCK_BYTES)
+    if any(buffer) or not is_torn_superblock(torn):
+        return False
+    num_zones = (files.size(fd) - DATA_START) // ZONE_BYTES if any(torn) else 0
+    for zone in range(num_zones):
+        files.read(fd, [memoryview(buffer)], slot_offset(zone * ZONE_EXTENTS))
+        if any(buffer):
+            return False
+    return True
 
 
 def _create(
