@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,3 +30,21 @@ def data_dir() -> Path:
     if not path.is_dir():
         pytest.fail(f"KVIST_DATA={value} is not a folder")
     return path
+
+
+@pytest.fixture
+def small_device(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of 16 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("only root mounts a tmpfs to be filled up")
+    place = tmp_path / "device"
+    place.mkdir(mode=0o700)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16m,mode=0700", "tmpfs", str(place)],
+        check=False,
+        capture_output=True,
+    )
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.decode().strip()}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)

@@ -467,24 +467,6 @@ def test_a_slow_device_is_late_with_some_and_wrong_with_none(tmp_path: Path) -> 
     tier.close()
 
 
-@pytest.fixture
-def small_device(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of 16 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("only root mounts a tmpfs to be filled up")
-    place = tmp_path / "device"
-    place.mkdir(mode=0o700)
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=16m,mode=0700", "tmpfs", str(place)],
-        check=False,
-        capture_output=True,
-    )
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.decode().strip()}")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
-
-
 def test_a_device_too_small_is_seen_before_use(small_device: Path) -> None:
     with pytest.raises(ConfigError, match=r"needs .* left"):
         DiskTier(small_device / "store", 64 << 20)

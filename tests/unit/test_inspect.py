@@ -112,6 +112,12 @@ def test_backup_and_restore(directory: Path, tmp_path: Path) -> None:
     assert hits(directory) == 7
 
 
+def test_a_backup_has_no_room_in_the_tiers_own_directory(directory: Path) -> None:
+    before = sorted(directory.iterdir())
+    assert "bounded" in run(directory, "--backup", directory / "copy", code=2)["output"]
+    assert sorted(directory.iterdir()) == before
+
+
 def test_a_backup_that_is_damaged(directory: Path, tmp_path: Path) -> None:
     file = tmp_path / "blocks.kvist"
     run(directory, "--backup", file)

@@ -56,8 +56,14 @@ def backup(store: DiskStore, path: Path) -> Copied:
     Raises
     ------
     ConfigError
-        If the file cannot be written.
+        If the file cannot be written, or lies in the store's own directory: what is in there is
+        bounded.
     """
+    if path.resolve().parent == store.slab.path.resolve().parent:
+        raise ConfigError(
+            f"{path} lies in the directory of the tier, whose size is bounded; write the backup"
+            " to another one"
+        )
     partial = path.with_name(path.name + ".part")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     try:

@@ -67,6 +67,13 @@ class Files:
         """Return the length in bytes."""
         return os.fstat(fd).st_size
 
+    def lies_at(self, fd: int, path: Path) -> bool:
+        """Whether `path` still names the open file: it may have been deleted or moved away."""
+        try:
+            return os.path.samestat(os.fstat(fd), path.stat())
+        except FileNotFoundError:
+            return False
+
     def read(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
         """Fill `buffers` from `offset` on; return the bytes read, fewer only at the file's end."""
         done = 0

@@ -34,6 +34,7 @@ LOG_LIMIT_BYTES = 2 << 20
 MAX_ROWS_A_TRANSACTION = 64
 _APPLICATION_ID = 0x4B565354
 _BUSY_MS = 5_000
+_LOG_TRIES = 3
 _ROW_BYTES = 512
 _BASE_PAGES = 64
 # The log may be just under its limit when a transaction begins.
@@ -174,8 +175,7 @@ class Index:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Be the only writer, of all processes; undo everything if the body raises."""
-        self._bound_log()
-        self._db.execute("BEGIN IMMEDIATE")
+        self._begin()
         try:
             yield
             self._db.execute("COMMIT")
@@ -184,21 +184,28 @@ class Index:
                 self._db.execute("ROLLBACK")
             raise
 
-    def _bound_log(self) -> None:
-        """Write the log back before it outgrows its limit.
+    def _begin(self) -> None:
+        """Begin a transaction, the log written back before it outgrows its limit.
 
         Raises
         ------
         sqlite3.OperationalError
             If another process reads all the time, so that it cannot be.
         """
-        if self._files.file_bytes(self._log_path) < LOG_LIMIT_BYTES:
-            return
-        self.checkpoint()
-        if self._files.file_bytes(self._log_path) >= LOG_LIMIT_BYTES:
-            raise sqlite3.OperationalError(
-                f"the log of {self.path} holds {LOG_LIMIT_BYTES} bytes that others still read"
-            )
+        for _ in range(_LOG_TRIES):
+            if self._log_is_full():
+                self.checkpoint()
+            self._db.execute("BEGIN IMMEDIATE")
+            # Looked at again: others who waited for their turn too have written since.
+            if not self._log_is_full():
+                return
+            self._db.execute("ROLLBACK")
+        raise sqlite3.OperationalError(
+            f"the log of {self.path} holds {LOG_LIMIT_BYTES} bytes that others still read"
+        )
+
+    def _log_is_full(self) -> bool:
+        return self._files.file_bytes(self._log_path) >= LOG_LIMIT_BYTES
 
     def checkpoint(self) -> None:
         """Write the log back into the database and cut it to nothing, as far as others let it."""

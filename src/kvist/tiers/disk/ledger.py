@@ -159,14 +159,15 @@ class Ledger:
                     self.books.touched.pop(record.slot, None)
 
     def renew(self) -> bool:
-        """Build a damaged index anew; ``False`` while other processes use it.
+        """Build a damaged index anew; ``False`` while other processes use it, or it is not there.
 
         Raises
         ------
         sqlite3.Error, OSError, StaleIndexError
             If it cannot be built.
         """
-        if not self._slab.be_alone():
+        # In a directory that was deleted, and made again by others, the index is theirs.
+        if not self._slab.is_in_place() or not self._slab.be_alone():
             return False
         with self.lock:
             doomed = list(self.books.doomed.values())

@@ -188,6 +188,10 @@ class Slab:
         if num_zones < old.num_zones:
             self._files.truncate(self._fd, slab_bytes(num_zones))
 
+    def is_in_place(self) -> bool:
+        """Whether the next process that opens the store would find this file."""
+        return self._files.lies_at(self._fd, self.path)
+
     def sync(self) -> None:
         """Return when all that was written is on the device."""
         self._files.sync(self._fd)

@@ -177,7 +177,10 @@ class DiskTier(Tier):
         self._queues.add_load(job, label)
 
     def submit_store(self, job: StoreJob) -> None:
-        """See `Tier.submit_store`. REFUSED for a while after the device did not do one."""
+        """See `Tier.submit_store`.
+
+        REFUSED for a while after the device did not do one, and while the directory is not there.
+        """
         label = self._label(job)
         label.check_store(job)
         refused = self._writer.trouble()

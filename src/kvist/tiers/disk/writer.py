@@ -56,6 +56,7 @@ class Writer:
         self._clock = clock
         self._pause_s = _FIRST_PAUSE_S
         self._paused_until = float("-inf")
+        self._is_gone = False
         self._due = {"reclaim": 0.0, "uses": 0.0, "durable": 0.0}
         self._settling = Condition()
         self._wanted = 0
@@ -63,6 +64,8 @@ class Writer:
 
     def trouble(self) -> str:
         """Return why nothing is stored now, or ``""``."""
+        if self._is_gone:
+            return "directory_gone"
         return "device_error" if self._clock() < self._paused_until else ""
 
     def settle(self, timeout_s: float) -> bool:
@@ -136,6 +139,8 @@ class Writer:
         try:
             self._store.ledger.follow()
             if self._is_due("reclaim", _RECLAIM_S):
+                # Deleted or moved: it would grow beside the store that others make there.
+                self._is_gone = not self._store.slab.is_in_place()
                 self._store.ledger.reclaim()
                 self._store.ledger.expire()
             self._sweep()
