@@ -11,6 +11,7 @@
 #include <omp.h>
 #endif
 
+#include "held.hpp"
 #include "isa.hpp"
 
 namespace nb = nanobind;
@@ -69,6 +70,9 @@ NB_MODULE(_C, module) {
     module.def("build_info", &build_info,
                "How this library was built and what the processor offers: version, compiler, openmp, "
                "threads, isa.");
+    module.def("held_bytes", [] { return kvist::held_bytes.load(std::memory_order_relaxed); },
+               "Bytes that kernels hold from the system now, in this process: workspaces and buffers of stacks. Packed "
+               "weights are tensors and not counted.");
     nb::enum_<kvist::Isa>(module, "Isa", "Instruction sets that there are kernels for.")
         .value("portable", kvist::Isa::portable)
         .value("avx2", kvist::Isa::avx2)

@@ -2,9 +2,9 @@
 // for them.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <new>
+
+#include "held.hpp"
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define KVIST_VERSIONS __attribute__((noinline, target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
@@ -17,11 +17,11 @@ namespace kvist {
 // fp32 memory on a cache line's boundary, not initialised.
 struct FloatBuffer {
     explicit FloatBuffer(std::int64_t count)
-        : data(static_cast<float*>(::operator new(static_cast<std::size_t>(count) * sizeof(float),
-                                                  std::align_val_t{64}))) {}
-    ~FloatBuffer() { ::operator delete(data, std::align_val_t{64}); }
+        : bytes(count * static_cast<std::int64_t>(sizeof(float))), data(static_cast<float*>(hold(bytes))) {}
+    ~FloatBuffer() { let_go(data, bytes); }
     FloatBuffer(const FloatBuffer&) = delete;
     FloatBuffer& operator=(const FloatBuffer&) = delete;
+    const std::int64_t bytes;
     float* const data;
 };
 

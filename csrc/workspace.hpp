@@ -2,9 +2,9 @@
 // time costs a page fault every 4 KiB. One call at a time may use a workspace.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <new>
+
+#include "held.hpp"
 
 namespace kvist {
 
@@ -19,7 +19,7 @@ class Workspace {
     char* reserve(std::int64_t bytes) {
         if (bytes > bytes_) {
             release();
-            data_ = static_cast<char*>(::operator new(static_cast<std::size_t>(bytes), std::align_val_t{64}));
+            data_ = static_cast<char*>(hold(bytes));
             bytes_ = bytes;
         }
         return data_;
@@ -29,7 +29,7 @@ class Workspace {
 
   private:
     void release() {
-        if (data_ != nullptr) ::operator delete(data_, std::align_val_t{64});
+        if (data_ != nullptr) let_go(data_, bytes_);
         data_ = nullptr;
         bytes_ = 0;
     }

@@ -199,3 +199,14 @@ def test_a_write_refuses_and_writes_nothing(name, wrong, error, says):
 def test_a_layout_refuses(arguments, says):
     with pytest.raises(ValueError, match=says):
         layout(**arguments)
+
+
+def test_memory_that_is_held_is_counted_and_given_back():
+    before = _C.held_bytes()
+    workspace = _C.Workspace()
+    attend("decode", workspace=workspace)
+    assert _C.held_bytes() - before == workspace.nbytes > 0
+    attend("prefill", workspace=workspace)
+    assert _C.held_bytes() - before == workspace.nbytes
+    del workspace
+    assert _C.held_bytes() == before

@@ -39,7 +39,7 @@ from kvist.engine.weights.source import ModelSource, resolve
 from kvist.errors import ConfigError, ModelError
 from kvist.formats.base import KVFormat
 from kvist.formats.registry import resolve_format
-from kvist.kernels.dispatch import KernelSet, select
+from kvist.kernels.dispatch import KernelSet, held_bytes, select
 from kvist.keys import RootFields, RootKey, root_key
 from kvist.process import proportional_bytes
 from kvist.sizes import format_size, option_size, parse_size
@@ -85,6 +85,8 @@ class OpenEngine:
             weights_bytes=self.bill.weights_bytes,
             workspace_bytes=self.bill.workspace_bytes,
             process_bytes=self.bill.process_bytes,
+            kernels_bytes=held_bytes(),
+            kernels_reserved_bytes=self.bill.kernels_bytes,
             kv_reserved_bytes=residency.reserved_bytes,
             kv_resident_bytes=residency.resident_bytes,
             tiers_bytes=loads.tiers.host_bytes if loads is not None else 0,
@@ -200,7 +202,6 @@ def _open(config: EngineConfig, tiers: list[Tier], process_bytes: int) -> OpenEn
     names = (source.name, kv_format.name)
     recorder = open_recorder(config, num_blocks, max_model_len, names, layout.block_bytes)
     engine = books.open_engine(config, root, profiled, compile_grammar, loads, recorder)
-    weights_bytes = _weights_bytes(model)
     bill = StartupBill(
         model=source.name,
         origin=source.origin,
@@ -208,8 +209,9 @@ def _open(config: EngineConfig, tiers: list[Tier], process_bytes: int) -> OpenEn
         dtype=dtype_name,
         kv_format=kv_format.name,
         process_bytes=process_bytes if device.type == "cpu" else 0,
-        weights_bytes=weights_bytes,
+        weights_bytes=_weights_bytes(model),
         workspace_bytes=workspace,
+        kernels_bytes=held_bytes(),
         kv_pool_bytes=pool.nbytes,
         left_bytes=available_bytes(device) - beside - _not_yet_resident(pool),
         num_blocks=num_blocks,

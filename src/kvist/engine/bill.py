@@ -21,6 +21,8 @@ class StartupBill:
         Interpreter and libraries, before the model came (0 on a GPU).
     weights_bytes, workspace_bytes, kv_pool_bytes : int
         The pool is reserved; its pages arrive when blocks are first written.
+    kernels_bytes : int
+        Of the workspace, what compiled kernels keep between steps.
     left_bytes : int
         What the device would still have with all of the above in use.
     num_blocks, block_size : int
@@ -51,6 +53,7 @@ class StartupBill:
     kv_allocation: str
     prefix_caching: bool
     kernels: tuple[tuple[str, str, str], ...]
+    kernels_bytes: int = 0
     tiers: tuple[tuple[str, int, str], ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -85,7 +88,11 @@ class StartupBill:
                     f"{self.max_model_len:,}; {self.kv_allocation}, prefix caching {prefix}"
                 ),
             ),
-            ("workspace", format_size(self.workspace_bytes), "largest step, measured"),
+            (
+                "workspace",
+                format_size(self.workspace_bytes),
+                f"largest step, measured; kernels keep {format_size(self.kernels_bytes)} of it",
+            ),
             ("process", format_size(self.process_bytes), "interpreter and libraries"),
             *((f"tier {name}", format_size(size), why) for name, size, why in self.tiers),
             ("left", format_size(self.left_bytes), f"on {self.device}"),
@@ -115,6 +122,10 @@ class MemoryUse:
     ----------
     weights_bytes, workspace_bytes, process_bytes : int
         As at start-up.
+    kernels_bytes : int
+        What compiled kernels hold now.
+    kernels_reserved_bytes : int
+        What they held after the largest step; part of `workspace_bytes`.
     kv_reserved_bytes, kv_resident_bytes : int
         The block pool; its pages arrive when blocks are first written.
     tiers_bytes : int
@@ -134,17 +145,23 @@ class MemoryUse:
     tiers_bytes: int
     total_bytes: int
     tiers_reserved_bytes: int = 0
+    kernels_bytes: int = 0
+    kernels_reserved_bytes: int = 0
 
     @property
     def known_bytes(self) -> int:
         """Resident bytes of all rows but the workspace."""
-        fixed = self.weights_bytes + self.process_bytes + self.tiers_bytes
+        fixed = self.weights_bytes + self.process_bytes + self.tiers_bytes + self.kernels_bytes
         return fixed + self.kv_resident_bytes
 
     @property
     def workspace_resident_bytes(self) -> int:
         """What the allocator keeps of the workspace between steps: the rest, but not more."""
-        return max(0, min(self.workspace_bytes, self.total_bytes - self.known_bytes))
+        return max(0, min(self._torch_workspace_bytes, self.total_bytes - self.known_bytes))
+
+    @property
+    def _torch_workspace_bytes(self) -> int:
+        return max(0, self.workspace_bytes - self.kernels_reserved_bytes)
 
     @property
     def unaccounted_bytes(self) -> int:
@@ -156,7 +173,8 @@ class MemoryUse:
         return [
             ("weights", self.weights_bytes, self.weights_bytes),
             ("kv_pool", self.kv_reserved_bytes, self.kv_resident_bytes),
-            ("workspace", self.workspace_bytes, self.workspace_resident_bytes),
+            ("workspace", self._torch_workspace_bytes, self.workspace_resident_bytes),
+            ("kernels", self.kernels_reserved_bytes, self.kernels_bytes),
             ("process", self.process_bytes, self.process_bytes),
             ("tiers", self.tiers_reserved_bytes, self.tiers_bytes),
             ("unaccounted", 0, self.unaccounted_bytes),

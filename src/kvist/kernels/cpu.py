@@ -69,6 +69,11 @@ def chosen_isa() -> str:
     return str(_extension().chosen_isa().name)
 
 
+def held_bytes() -> int:
+    """Bytes that the C++ kernels hold in this process now; 0 where there are none."""
+    return 0 if _C is None else int(_C.held_bytes())
+
+
 @dataclass(frozen=True, eq=False)
 class CpuKernels:
     """The C++ kernels for pools of one layout; make one with `CpuKernels.of`.

@@ -236,6 +236,16 @@ def select(
     )
 
 
+def held_bytes() -> int:
+    """Bytes of host memory that compiled kernels hold in this process now.
+
+    Workspaces and buffers between their calls, as much as the largest call so far needed. What
+    torch holds is not in here: packed weights are tensors, and other backends use torch's
+    allocator. Microseconds; any thread.
+    """
+    return cpu.held_bytes()
+
+
 def _check(dtype: torch.dtype, layout: BlockLayout, num_query_heads: int) -> None:
     if dtype not in (torch.bfloat16, torch.float16, torch.float32):
         raise BackendError(
