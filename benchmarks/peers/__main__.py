@@ -6,6 +6,7 @@ process each, several rounds; what is slow is measured in the first round only. 
 
     python -m benchmarks.peers --json peers.json
     python -m benchmarks.peers --peers kvist,vllm --resume peers.json
+    python -m benchmarks.peers --peers kvist --measures streams32,attention
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Set
 from pathlib import Path
 
-from benchmarks.peers.bandwidth import read_bandwidth
+from benchmarks.peers.bandwidth import best_read, read_bandwidth
 from benchmarks.peers.engines import CONTENDERS, PEERS, Contender, command, environ, options
 from benchmarks.peers.environments import ENVIRONMENTS, SetupError, prepare
-from benchmarks.peers.measures import FULL, QUICK
+from benchmarks.peers.measures import FULL, OWN, QUICK, Lengths, measure_names
 from benchmarks.peers.model import ModelFiles, find_model
 from benchmarks.peers.results import Record, Results
 from benchmarks.peers.table import to_markdown
@@ -63,7 +65,9 @@ def main() -> int:
     said = shlex.join(["python", "-m", "benchmarks.peers", *sys.argv[1:]])
     run = {**environment(), "command": said, "cores": cores}
     results.runs.append({**run, "bandwidth": read_bandwidth(len(cores))})
-    bench = _Bench(results, model, cores, kept, quick=args.quick, spares=not args.all)
+    bench = _Bench(
+        results, model, cores, kept, args.measures, quick=args.quick, spares=not args.all
+    )
     budget_s = math.inf if args.all else args.minutes * 60
     bench.take_rounds(chosen, versions, args.rounds, budget_s)
     print(to_markdown(results), end="")
@@ -79,6 +83,7 @@ class _Bench:
         model: ModelFiles,
         cores: list[int],
         kept: Path | None,
+        wanted: frozenset[str],
         *,
         quick: bool,
         spares: bool,
@@ -87,6 +92,7 @@ class _Bench:
         self._model = model
         self._cores = cores
         self._kept = kept
+        self._wanted = wanted
         self._quick = quick
         self._spares = spares
         self._folder = make_dir(cache_dir() / "peers")
@@ -103,12 +109,15 @@ class _Bench:
         for number in range(rounds):
             for contender in chosen:
                 record = self._results.record(contender.label)
-                if record.is_out or record.turns > number or number >= contender.rounds:
+                if record.is_out or number >= contender.rounds:
                     continue
                 record.versions = versions[contender.peer]
                 if self._spares:
                     record.reasons |= contender.skips
-                left_out = _left_out(record)
+                wanted = self._wanted if contender.is_ours else self._wanted - OWN
+                left_out = left_out_of(record, number, wanted, self._results.lengths)
+                if wanted <= left_out:
+                    continue
                 left_s = budget_s - (time.monotonic() - begun_s)
                 costs_s = [s for name, s in record.cost_s.items() if name not in left_out]
                 needed_s = sum(costs_s) or _TURN_GUESS_S
@@ -145,14 +154,22 @@ class _Bench:
             left_out,
             lambda text: _say(f"{contender.label} [{number + 1}]: {text}"),
             _LIMIT_S if self._spares else _LONG_LIMIT_S,
+            lambda: best_read(len(self._cores)),
         )
         take_turn(launch, record, turn)
         record.turns += not record.is_out
 
 
-def _left_out(record: Record) -> set[str]:
+def left_out_of(record: Record, number: int, wanted: Set[str], lengths: Lengths) -> set[str]:
+    """Return the measures that a turn of this round leaves out.
+
+    Those that were slow or failed, were taken in this round already (results are gone on with, may
+    be with other measures than before), or are not wanted.
+    """
     slow = {name for name, s in record.cost_s.items() if s > _SLOW_S and name != "start"}
-    return slow | record.reasons.keys()
+    had = {name for name, turns in record.taken.items() if turns > number}
+    unwanted = set(measure_names(lengths).values()) - wanted
+    return slow | record.reasons.keys() | had | unwanted
 
 
 def _prepare_all(
@@ -192,6 +209,7 @@ def _arguments() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--peers", type=_peers, default=PEERS, help=f"of {','.join(PEERS)}")
+    parser.add_argument("--measures", default=None, help=f"of {','.join(measure_names(FULL))}; all")
     parser.add_argument("--quick", action="store_true", help="short lengths: does it run at all?")
     parser.add_argument("--rounds", type=int, default=None, help="turns of each; 3, quick 1")
     parser.add_argument(
@@ -205,7 +223,27 @@ def _arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.rounds is None:
         args.rounds = 1 if args.quick else 3
+    try:
+        args.measures = wanted_measures(args.measures, QUICK if args.quick else FULL)
+    except ValueError as error:
+        parser.error(str(error))
     return args
+
+
+def wanted_measures(text: str | None, lengths: Lengths) -> frozenset[str]:
+    """Return the measures that a command line asks for, by their names in a turn.
+
+    Raises
+    ------
+    ValueError
+        For a name that there is not.
+    """
+    known = measure_names(lengths)
+    names = list(known) if text is None else [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"--measures: no {', '.join(unknown)}; of {', '.join(known)}")
+    return frozenset(known[name] for name in names)
 
 
 def _peers(text: str) -> tuple[str, ...]:

@@ -38,6 +38,11 @@ def read_bandwidth(threads: int) -> dict[str, float]:
     return found
 
 
+def best_read(threads: int) -> float | None:
+    """Return bytes a second of the best loop; None if none could run."""
+    return max(read_bandwidth(threads).values(), default=None)
+
+
 def _output(command: list[str]) -> str | None:
     try:
         ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_LIMIT_S)

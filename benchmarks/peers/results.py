@@ -29,6 +29,8 @@ class Record:
     kv_token_bytes : float or None
     turns : int
         How often it was its turn.
+    taken : dict of str to int
+        In how many of these turns each measure was tried.
     samples : dict of str to list of float
         By number, in the order in which they came.
     cost_s : dict of str to float
@@ -43,6 +45,7 @@ class Record:
     settings: dict[str, Any] = field(default_factory=dict)
     kv_token_bytes: float | None = None
     turns: int = 0
+    taken: dict[str, int] = field(default_factory=dict)
     samples: dict[str, list[float]] = field(default_factory=dict)
     cost_s: dict[str, float] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
@@ -85,11 +88,6 @@ class Results:
         """Return the record of a contender, an empty one at first."""
         return self.records.setdefault(label, Record())
 
-    @property
-    def bandwidth(self) -> float | None:
-        """Bytes a second of the best loop of all runs."""
-        return max((rate for run in self.runs for rate in run["bandwidth"].values()), default=None)
-
     def save(self, path: Path) -> None:
         """Write everything, whole or not at all."""
         text = json.dumps({"format": _FORMAT, **asdict(self)}, indent=1)
@@ -119,4 +117,9 @@ class Results:
         for record in records.values():
             # Who could not start may be able to by now.
             record.reasons.pop("start", None)
+        for label, record in records.items():
+            if "taken" not in saved["records"][label]:
+                # Of a time when every turn took everything.
+                tried = (record.cost_s.keys() | record.reasons.keys()) - {"start"}
+                record.taken = dict.fromkeys(tried, record.turns)
         return cls(lengths, saved["runs"], records)

@@ -17,6 +17,7 @@ from benchmarks.peers.measures import (
     Engine,
     Lengths,
     Measure,
+    Read,
     first_tokens,
     measures,
     own_measures,
@@ -67,11 +68,13 @@ class Turn:
     seed : str
         Of the prompts: the same for every engine, another in every turn.
     left_out : collection of str
-        Measures that were too slow or failed before.
+        Measures that were too slow or failed before, or that nobody asked for.
     say : callable
         Told what was found.
     limit_s : float
         For one answer of an engine.
+    read : callable
+        Measures how fast memory is read; see `measures.Read`.
     """
 
     lengths: Lengths
@@ -79,6 +82,7 @@ class Turn:
     left_out: Collection[str]
     say: Callable[[str], None]
     limit_s: float
+    read: Read
 
     def draw(self, name: str) -> random.Random:
         """Return the source of prompts of one measure, whichever others were left out."""
@@ -113,7 +117,7 @@ def take_turn(launch: Launch, record: Record, turn: Turn) -> None:
             memory = driver.memory()
             record.add({f"memory_{kind}": float(value) for kind, value in memory.items()})
             if launch.is_ours:
-                _take_all(own_measures(), engine, record, turn)
+                _take_all(own_measures(turn.read), engine, record, turn)
         except (CallError, DriverError) as error:
             turn.say(f"ends its turn here: {error}")
 
@@ -125,6 +129,7 @@ def _take_all(
     for name, measure in named:
         if name in turn.left_out:
             continue
+        record.taken[name] = record.taken.get(name, 0) + 1
         try:
             for again in range(2):
                 begun_s = time.perf_counter()

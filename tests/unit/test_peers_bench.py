@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from benchmarks.peers import child, turns
+from benchmarks.peers.__main__ import left_out_of, wanted_measures
 from benchmarks.peers.bars import judge
-from benchmarks.peers.measures import QUICK, Engine, Lengths, measures
+from benchmarks.peers.measures import QUICK, Engine, Lengths, measures, own_measures
 from benchmarks.peers.results import Record, Results
 from benchmarks.peers.table import to_markdown
 
-_ANY = turns.Turn(QUICK, "seed", set(), lambda _: None, 30)
+_ANY = turns.Turn(QUICK, "seed", set(), lambda _: None, 30, lambda: None)
 _DRIVERS = Path(turns.__file__).parent / "drivers"
 _FAKE = """
 import os, sys, time
@@ -64,9 +67,7 @@ def _launch(tmp_path: Path, ill: str = "", length: int = 0) -> turns.Launch:
 
 def _turn(launch: turns.Launch, left_out: set[str] | None = None) -> Record:
     record = Record()
-    turns.take_turn(
-        launch, record, turns.Turn(QUICK, "seed", left_out or set(), lambda _: None, 30)
-    )
+    turns.take_turn(launch, record, replace(_ANY, left_out=left_out or set()))
     return record
 
 
@@ -146,6 +147,72 @@ def test_streams_count_prefill_and_decode_apart() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("reads", "expected"),
+    [
+        ([20.0, 10.0], {"attention_1_of_read": 0.5, "attention_8_of_read": 0.5, "read": 20.0}),
+        ([10.0, 20.0], {"attention_1_of_read": 0.5, "attention_8_of_read": 0.5, "read": 20.0}),
+        ([None, None], {}),
+    ],
+)
+def test_attention_is_held_against_the_better_read_around_it(
+    reads: list[float | None], expected: dict[str, float]
+) -> None:
+    order: list[str] = []
+
+    def call(name: str, **arguments: object) -> float:
+        order.append(name)
+        return 10.0
+
+    def read() -> float | None:
+        order.append("read")
+        return reads[order.count("read") - 1]
+
+    measure = dict(own_measures(read))["attention"]
+    found = measure(Engine(call, True), QUICK, _ANY.draw("x"))
+    assert found == {"attention_1": 10.0, "attention_8": 10.0, **expected}
+    assert order == ["read", "attention", "attention", "read"]
+
+
+def test_measures_are_asked_for_by_name() -> None:
+    assert wanted_measures("streams32, attention", Lengths()) == {"32 streams", "attention"}
+    assert len(wanted_measures(None, Lengths())) == 7
+    with pytest.raises(ValueError, match="no streams32; of stream, streams2, streams4, prefill"):
+        wanted_measures("streams32", QUICK)
+
+
+def test_only_what_is_wanted_is_taken(tmp_path: Path) -> None:
+    wanted = wanted_measures("streams2", QUICK)
+    record = Record()
+    left_out = left_out_of(record, 0, wanted, QUICK)
+    turns.take_turn(_launch(tmp_path), record, replace(_ANY, left_out=left_out))
+    assert record.taken == {"2 streams": 1}
+    assert "streams_2" in record.samples
+    assert "prefill" not in record.samples
+
+
+def test_a_resumed_round_takes_what_it_has_not_taken_yet() -> None:
+    record = Record(turns=2, taken={"prefill": 2, "context": 1}, cost_s={"one stream": 21.0})
+    wanted = wanted_measures("stream,prefill,context,attention", QUICK)
+    others = {"2 streams", "4 streams", "outside the model", "one stream"}
+    assert left_out_of(record, 0, wanted, QUICK) == others | {"prefill", "context"}
+    assert left_out_of(record, 1, wanted, QUICK) == others | {"prefill"}
+    assert left_out_of(record, 2, wanted, QUICK) == others
+
+
+def test_results_of_a_time_when_every_turn_took_everything(tmp_path: Path) -> None:
+    path = tmp_path / "peers.json"
+    results = Results(QUICK)
+    results.records["x"] = Record(
+        turns=2, cost_s={"start": 1.0, "prefill": 2.0}, reasons={"context": "died"}
+    )
+    results.save(path)
+    saved = json.loads(path.read_text())
+    del saved["records"]["x"]["taken"]
+    path.write_text(json.dumps(saved))
+    assert Results.load(path, QUICK).record("x").taken == {"prefill": 2, "context": 2}
+
+
 def test_every_engine_gets_the_same_prompts_whatever_it_left_out() -> None:
     first, second = _ANY.draw("prefill"), _ANY.draw("prefill")
     assert [first.random() for _ in range(3)] == [second.random() for _ in range(3)]
@@ -161,14 +228,17 @@ def test_results_go_on_where_they_stopped(tmp_path: Path) -> None:
     assert loaded == results
     loaded.record("x").add({"prefill": 20.0})
     assert loaded.record("x").median("prefill") == 15.0
-    assert loaded.bandwidth == 3.0
     with pytest.raises(ValueError, match="cannot be merged"):
         Results.load(path, Lengths())
 
 
 def test_bars_are_ratios_of_medians_and_need_both_sides() -> None:
     results = Results(Lengths(), runs=[{"bandwidth": {"a": 20.0}}])
-    results.record("Kvist bf16").add({"decode_short": 30.0, "attention_1": 13.0})
+    ours = results.record("Kvist bf16")
+    ours.add({"decode_short": 30.0, "attention_1": 13.0})
+    # Of three turns, one of them with another clock.
+    for share in (0.64, 0.65, 0.66):
+        ours.add({"attention_1_of_read": share})
     results.record("Kvist bf16, torch kernels").add({"decode_short": 99.0})
     results.record("Kvist int8 weights").add({"decode_short": 60.0})
     results.record("vLLM bf16").add({"decode_short": 25.0})
