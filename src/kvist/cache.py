@@ -241,15 +241,18 @@ class KVCacheManager:
         full = num_tokens // size
         if chain is not None and self.enable_prefix_caching and full > table.num_sealed:
             chain.extend(token_ids)
-            keys = chain.keys
+            keys, ids = chain.keys, table.ids
+            seal, emit = self._pool.seal, self._events.emit
+            parent = chain.parent(table.num_sealed)
             for index in range(table.num_sealed, full):
                 tokens = tuple(token_ids[index * size : (index + 1) * size])
-                parent = chain.parent(index)
-                block_id = table.ids[index]
-                stands = self._pool.seal(block_id, keys[index], parent, index, tokens)
-                table.ids[index] = stands
+                block_id, key = ids[index], keys[index]
+                stands = seal(block_id, key, parent, index, tokens)
                 if stands == block_id:
-                    self._emit_stored(block_id, keys[index], parent, index, tokens)
+                    emit(BlockStored(block_id, key, parent, index, tokens))
+                else:
+                    ids[index] = stands
+                parent = key
         table.num_sealed = full
         return full
 

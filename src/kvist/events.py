@@ -12,13 +12,17 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvist.keys import BlockKey
 
 
-@dataclass(frozen=True, slots=True)
-class BlockStored:
-    """A full block became immutable and findable."""
+class BlockStored(NamedTuple):
+    """A full block became immutable and findable.
+
+    A tuple, as `BlockEvicted` is: one is made for every block, and a frozen dataclass takes twice
+    as long to make.
+    """
 
     block_id: int
     key: BlockKey
@@ -35,8 +39,7 @@ class BlocksShared:
     num_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class BlockEvicted:
+class BlockEvicted(NamedTuple):
     """The device copy of a block was forgotten to make room."""
 
     block_id: int
@@ -245,14 +248,17 @@ class EventLog:
     `emit` is O(number of listeners). `counts` says how often each kind was emitted so far.
     """
 
-    __slots__ = ("_capacity", "_listeners", "_recent", "counts", "num_dropped")
+    __slots__ = ("_listeners", "_recent", "counts")
 
     def __init__(self, capacity: int = 4096) -> None:
-        self._capacity = capacity
         self._recent: deque[Event] = deque(maxlen=capacity)
         self._listeners: list[Listener] = []
         self.counts: Counter[type] = Counter()
-        self.num_dropped = 0
+
+    @property
+    def num_dropped(self) -> int:
+        """Events that are counted and no longer remembered."""
+        return self.counts.total() - len(self._recent)
 
     def subscribe(self, listener: Listener) -> None:
         """Call `listener` on the step thread for every event from now on."""
@@ -260,10 +266,7 @@ class EventLog:
 
     def emit(self, event: Event) -> None:
         """Record `event` and tell the listeners."""
-        recent = self._recent
-        if len(recent) == self._capacity:
-            self.num_dropped += 1
-        recent.append(event)
+        self._recent.append(event)
         self.counts[type(event)] += 1
         for listener in self._listeners:
             listener(event)

@@ -82,7 +82,7 @@ def books(cache: KVCacheManager) -> str:
     return repr(
         (
             cache.stats(),
-            [(b.state, b.refs, b.key, b.num_children) for b in pool.blocks],
+            [(b.state, b.refs, b.key) for b in pool.blocks],
             pool._free,
             sorted(pool._policy.offered()),
             sorted(pool.index.items()),

@@ -128,18 +128,6 @@ def test_sealing_a_key_that_is_cached_brings_that_block_back():
     books.pool.check(Counter({first: 1}))
 
 
-def test_children_are_counted_and_forgotten_with_them():
-    books = Books(4)
-    a, b = books.chain(1, 2)
-    (c,) = books.pool.allocate(1) or ()
-    books.pool.seal(c, key(3), key(1), 1, (3,))
-    assert books.pool.blocks[a].num_children == 2
-    books.pool.release([c])
-    books.pool.evict_all()
-    assert books.pool.blocks[a].num_children == 1
-    books.pool.check(Counter([a, b]))
-
-
 def test_evict_all_spares_what_is_used():
     books = Books(4)
     books.chain(1)
@@ -246,14 +234,12 @@ def broken(damage: str) -> tuple[BlockPool, Counter[int]]:
     elif damage == "index entry of another block":
         pool.index._ids[key(1)] = b
     elif damage == "index entry too few":
-        pool.index.remove(key(1))
+        pool.index.take(key(1), None)
     elif damage == "parent leaves first":
         pool.release([a])
         pool._policy.forget(key(2))
         pool._policy.add(Candidate(key(2), parent=b"not what it continues"))
         return pool, Counter()
-    elif damage == "children":
-        pool.blocks[a].num_children += 1
     elif damage == "key without seal":
         pool.blocks[a].state = BlockState.OPEN
     return pool, Counter([a])
@@ -269,7 +255,6 @@ def broken(damage: str) -> tuple[BlockPool, Counter[int]]:
         "index entry of another block",
         "index entry too few",
         "parent leaves first",
-        "children",
         "key without seal",
     ],
 )

@@ -41,7 +41,6 @@ class Block:
         "block_id",
         "depth",
         "key",
-        "num_children",
         "parent",
         "refs",
         "state",
@@ -58,7 +57,6 @@ class Block:
         self.parent: BlockKey | None = None
         self.depth = 0
         self.token_ids: tuple[int, ...] = ()
-        self.num_children = 0
         # Times it was found since the policy was last told.
         self.uses = 0
 

@@ -96,12 +96,13 @@ class BlockPool:
         """
         if n > self.num_available:
             return None
-        free = self._free
-        while len(free) < n:
+        free, blocks = self._free, self.blocks
+        for _ in range(n - len(free)):
             self._evict_one()
-        taken = [free.pop() for _ in range(n)]
+        taken = free[: -n - 1 : -1] if n else []
+        del free[len(free) - n :]
         for block_id in taken:
-            block = self.blocks[block_id]
+            block = blocks[block_id]
             block.state = state
             block.refs = 1
         return taken
@@ -117,9 +118,9 @@ class BlockPool:
         """
         for block_id in block_ids:
             block = self.blocks[block_id]
-            if block.state == FREE:
+            if block.state is FREE:
                 raise IntegrityError(f"retain of a free block: {block!r}")
-            if block.state == CACHED and block.key is not None:
+            if block.state is CACHED and block.key is not None:
                 self._policy.withhold(block.key)
                 block.state = SEALED
             block.refs += 1
@@ -165,7 +166,7 @@ class BlockPool:
             never has two blocks, and leaf-first order holds without exceptions.
         """
         block = self.blocks[block_id]
-        if block.state not in (OPEN, LOADING):
+        if block.state is not OPEN and block.state is not LOADING:
             raise IntegrityError(f"only an OPEN or LOADING block can be sealed: {block!r}")
         twin = self.index.get(key)
         if twin is not None:
@@ -179,17 +180,13 @@ class BlockPool:
         block.uses = 1
         block.token_ids = token_ids
         self.index.add(key, block_id)
-        parent_id = self.index.get(parent)
-        if parent_id is not None:
-            self.blocks[parent_id].num_children += 1
         return block_id
 
     def evict_all(self) -> int:
         """Forget every CACHED block; return how many there were."""
         n = self.num_cached
         for _ in range(n):
-            self._drop(victim := self._victim())
-            self._policy.forget(victim)
+            self._policy.forget(self._drop(self._policy.victim()))
         return n
 
     def evict_ahead(self, num_free: int, most: int) -> int:
@@ -200,34 +197,24 @@ class BlockPool:
         return max(0, wanted)
 
     def _evict_one(self) -> None:
-        victim = self._victim()
-        self._policy.evict(victim)
-        self._drop(victim)
+        self._policy.evict(self._drop(self._policy.victim()))
 
-    def _victim(self) -> BlockKey:
-        victim = self._policy.victim()
+    def _drop(self, victim: bytes | None) -> BlockKey:
+        """Make the block that is to leave free; return its key."""
         if victim is None:
             raise IntegrityError("nothing to evict although blocks are counted as available")
-        return BlockKey(victim)
-
-    def _drop(self, key: BlockKey) -> None:
-        """Make the block of a key that left free."""
-        index = self.index
-        block_id = index.get(key)
+        block_id = self.index.take(victim, None)
         block = self.blocks[block_id] if block_id is not None else None
-        if block_id is None or block is None or block.state != CACHED:
-            raise IntegrityError(f"block {key.hex()[:8]} was to be evicted and is not cached")
+        if block_id is None or block is None or block.state is not CACHED or block.key is None:
+            raise IntegrityError(f"block {victim.hex()[:8]} was to be evicted and is not cached")
+        key = block.key
         if self._on_evict is not None:
             self._on_evict(block_id, key)
-        index.remove(key)
-        if block.parent is not None:
-            parent_id = index.get(block.parent)
-            if parent_id is not None:
-                self.blocks[parent_id].num_children -= 1
         block.state = FREE
         block.key = block.parent = None
         block.token_ids = ()
         self._free.append(block_id)
+        return key
 
     # ------------------------------------------------------------------ check
 
@@ -247,20 +234,12 @@ class BlockPool:
         free, cached = set(self._free), set(self._policy.offered())
         if len(free) != len(self._free):
             raise IntegrityError("a block is listed twice as free")
-        children: Counter[BlockKey] = Counter()
         for block in self.blocks:
             self._check_block(block, references[block.block_id])
             if (block.state == FREE) != (block.block_id in free):
                 raise IntegrityError(f"free list and state disagree: {block!r}")
-            if block.parent is not None:
-                children[block.parent] += 1
-        for block in self.blocks:
             if (block.state == CACHED) != (block.key in cached):
                 raise IntegrityError(f"eviction order and state disagree: {block!r}")
-            if block.key is not None and block.num_children != children[block.key]:
-                raise IntegrityError(
-                    f"{block!r} counts {block.num_children} children, has {children[block.key]}"
-                )
         self._check_index()
         self._check_leaf_first()
         if len(free) + len(cached) + self.num_used != self.num_blocks:

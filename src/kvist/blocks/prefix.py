@@ -14,18 +14,14 @@ class PrefixIndex:
     """Find the longest known prefix of a chain of keys. Threads: step thread only."""
 
     def __init__(self) -> None:
-        self._ids: dict[BlockKey, int] = {}
-        # The dict's own: it is asked several times for every block that comes or goes.
+        self._ids: dict[bytes, int] = {}
+        # The dict's own: they are called for every block that comes or goes.
         self.get: Callable[[BlockKey], int | None] = self._ids.get
         """Return the block that holds a key, or ``None``."""
-
-    def add(self, key: BlockKey, block_id: int) -> None:
-        """Make `block_id` findable. REQUIRES `key` is not known."""
-        self._ids[key] = block_id
-
-    def remove(self, key: BlockKey) -> None:
-        """Forget `key`. REQUIRES it is known."""
-        del self._ids[key]
+        self.add: Callable[[BlockKey, int], None] = self._ids.__setitem__
+        """Make a block findable. REQUIRES its key is not known."""
+        self.take: Callable[[bytes, None], int | None] = self._ids.pop
+        """Forget a key; return its block, or the second argument where it is not known."""
 
     def longest_prefix(self, keys: Sequence[BlockKey], limit: int) -> list[int]:
         """Return the blocks of the longest known prefix of ``keys[:limit]``.
@@ -46,6 +42,6 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._ids)
 
-    def items(self) -> Iterator[tuple[BlockKey, int]]:
+    def items(self) -> Iterator[tuple[bytes, int]]:
         """Iterate over every key and its block."""
         return iter(self._ids.items())

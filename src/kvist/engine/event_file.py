@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +66,10 @@ class EventFile:
             return
         now = self._clock()
         line: dict[str, Any] = {"t": round(now, 6), "event": type(event).__name__}
-        for field in fields(event):
-            if field.name not in _LEFT_OUT:
-                line[field.name] = _plain(getattr(event, field.name))
+        names = event._fields if isinstance(event, tuple) else event.__slots__
+        for name in names:
+            if name not in _LEFT_OUT:
+                line[name] = _plain(getattr(event, name))
         self._file.add(json.dumps(line, separators=(",", ":")))
         if isinstance(event, RequestFinished):
             self._patience_s = SOON_S

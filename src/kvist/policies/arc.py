@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvist.policies.base import Candidate
 from kvist.policies.ghosts import Ghosts
 from kvist.policies.leaf_first import LeafFirstPolicy
+from kvist.policies.leaves import Resident
 
 ONCE, OFTEN = 0, 1
 
@@ -44,13 +45,11 @@ class ARCPolicy(LeafFirstPolicy):
     def _used(self, key: bytes, uses: int) -> None:
         self._leaves.place(key, OFTEN)
 
-    def _left(self, block: Candidate) -> None:
-        queue = self._leaves.queue(block.key)
+    def _left(self, gone: Resident) -> None:
         once, often = self._ghosts
-        self._ghosts[queue].remember(block.key, block.size, 0)
-        # The block is still counted among the residents.
-        residents = self._leaves.size(ONCE) + self._leaves.size(OFTEN) - block.size
-        used_once = self._leaves.size(ONCE) - (block.size if queue == ONCE else 0)
+        self._ghosts[gone.queue].remember(gone.block.key, gone.block.size, 0)
+        used_once = self._leaves.size(ONCE)
+        residents = used_once + self._leaves.size(OFTEN)
         once.shrink(max(0, self._capacity - used_once))
         often.shrink(max(0, 2 * self._capacity - residents - once.size))
 

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from kvist.policies.base import Candidate
-from kvist.policies.leaves import Leaves
+from kvist.policies.leaves import Leaves, Resident
 
 
 class LeafFirstPolicy(ABC):
@@ -27,8 +27,8 @@ class LeafFirstPolicy(ABC):
     def _used(self, key: bytes, uses: int) -> None:
         """Move a resident that was used."""
 
-    def _left(self, block: Candidate) -> None:  # noqa: B027 - most remember nothing
-        """Remember a block that was evicted. It is about to be removed."""
+    def _left(self, gone: Resident) -> None:  # noqa: B027 - most remember nothing
+        """Remember a block that was evicted, and where it stood."""
 
     def _forgotten(self, key: bytes) -> None:  # noqa: B027 - most remember nothing
         """Drop what is known of a block that is gone."""
@@ -39,7 +39,7 @@ class LeafFirstPolicy(ABC):
 
     def add(self, block: Candidate, uses: int = 1) -> None:
         """See `EvictionPolicy.add`."""
-        if block.key not in self._leaves:
+        if not self._leaves.has(block.key):
             self._enter(block, uses)
         else:
             if uses:
@@ -60,8 +60,7 @@ class LeafFirstPolicy(ABC):
 
     def evict(self, key: bytes) -> None:
         """See `EvictionPolicy.evict`."""
-        self._left(self._leaves.block(key))
-        self._leaves.remove(key)
+        self._left(self._leaves.remove(key))
 
     def forget(self, key: bytes) -> None:
         """See `EvictionPolicy.forget`."""
@@ -78,7 +77,7 @@ class LeafFirstPolicy(ABC):
         return self._leaves.is_leaf(key)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._leaves
+        return self._leaves.has(key)
 
     def __len__(self) -> int:
         return len(self._leaves)

@@ -7,7 +7,7 @@ Knows nothing of why a block stands where it stands: that is a policy's one idea
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from kvist.errors import IntegrityError
 from kvist.policies.base import Candidate
@@ -16,14 +16,25 @@ from kvist.policies.base import Candidate
 _SLACK = 64
 
 
-class _Node:
+class Resident:
+    """A block and its place.
+
+    Attributes
+    ----------
+    block : Candidate
+    queue : int
+    priority : float
+        Rank in its queue; what was placed later stands behind what has the same.
+    tick : int
+        When it was placed. Given once, so that it tells an entry of a heap that is still true.
+    offered : bool
+    """
+
     __slots__ = ("block", "offered", "priority", "queue", "tick")
 
     def __init__(self, block: Candidate, queue: int, priority: float, tick: int) -> None:
         self.block = block
         self.queue = queue
-        # Rank: what was placed later stands behind what has the same priority. A tick is given
-        # once, so that it tells an entry of a heap that is still true.
         self.priority = priority
         self.tick = tick
         self.offered = True
@@ -38,7 +49,10 @@ class Leaves:
     """
 
     def __init__(self, num_queues: int = 1) -> None:
-        self._nodes: dict[bytes, _Node] = {}
+        self._nodes: dict[bytes, Resident] = {}
+        # The dict's own, as everything here that is done for every block.
+        self.has: Callable[[object], bool] = self._nodes.__contains__
+        """Whether a block is resident."""
         # Residents by the block they continue, which need not be resident itself.
         self._children: dict[bytes, int] = {}
         self._heaps: list[list[tuple[float, int, bytes]]] = [[] for _ in range(num_queues)]
@@ -61,30 +75,26 @@ class Leaves:
         """Return what was told of a resident."""
         return self._nodes[key].block
 
-    def priority(self, key: bytes) -> float:
-        """Return the priority of a resident."""
-        return self._nodes[key].priority
-
-    def queue(self, key: bytes) -> int:
-        """Return the queue of a resident."""
-        return self._nodes[key].queue
-
     def is_leaf(self, key: bytes) -> bool:
         """Whether no resident continues `key`."""
         return key not in self._children
 
     def lowest(self, queue: int = 0) -> bytes | None:
         """Return the offered leaf of the lowest rank, or ``None``."""
-        heap = self._heaps[queue]
+        heap, find, children = self._heaps[queue], self._nodes.get, self._children
         while heap:
             _, tick, key = heap[0]
-            if self._is_true(tick, key, queue):
+            node = find(key)
+            if (
+                node is not None
+                and node.tick == tick
+                and node.offered
+                and node.queue == queue
+                and key not in children
+            ):
                 return key
             heapq.heappop(heap)
         return None
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._nodes
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -97,15 +107,16 @@ class Leaves:
 
     def insert(self, block: Candidate, queue: int = 0, priority: float = 0) -> None:
         """Make a block resident and offered. REQUIRES it is not resident."""
-        key, parent = block.key, block.parent
-        if key in self._nodes:
+        key, parent, _, size, _ = block
+        nodes, children = self._nodes, self._children
+        if key in nodes:
             raise IntegrityError(f"block {key.hex()[:8]} is in the eviction order already")
-        self._tick += 1
-        node = self._nodes[key] = _Node(block, queue, priority, self._tick)
-        self._children[parent] = self._children.get(parent, 0) + 1
-        self._sizes[queue] += block.size
+        self._tick = tick = self._tick + 1
+        node = nodes[key] = Resident(block, queue, priority, tick)
+        children[parent] = children.get(parent, 0) + 1
+        self._sizes[queue] += size
         self._num_offered += 1
-        if key not in self._children:
+        if key not in children:
             self._push(key, node)
 
     def place(self, key: bytes, queue: int = 0, priority: float = 0) -> None:
@@ -144,21 +155,22 @@ class Leaves:
             if key not in self._children:
                 self._push(key, node)
 
-    def remove(self, key: bytes) -> Candidate:
+    def remove(self, key: bytes) -> Resident:
         """Forget a resident, offered or not; what it continues may become a leaf."""
-        node = self._nodes.pop(key)
+        nodes, children = self._nodes, self._children
+        node = nodes.pop(key)
+        _, parent, _, size, _ = node.block
         self._num_offered -= node.offered
-        self._sizes[node.queue] -= node.block.size
-        parent = node.block.parent
-        siblings = self._children[parent] - 1
+        self._sizes[node.queue] -= size
+        siblings = children[parent] - 1
         if siblings:
-            self._children[parent] = siblings
+            children[parent] = siblings
         else:
-            del self._children[parent]
-            above = self._nodes.get(parent)
+            del children[parent]
+            above = nodes.get(parent)
             if above is not None and above.offered:
                 self._push(parent, above)
-        return node.block
+        return node
 
     # ------------------------------------------------------------------ check
 
@@ -193,7 +205,7 @@ class Leaves:
             and key not in self._children
         )
 
-    def _push(self, key: bytes, node: _Node) -> None:
+    def _push(self, key: bytes, node: Resident) -> None:
         """Enter an offered leaf into the heap of its queue."""
         heap = self._heaps[node.queue]
         heapq.heappush(heap, (node.priority, node.tick, key))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvist.policies.base import Candidate
 from kvist.policies.ghosts import Ghosts
 from kvist.policies.leaf_first import LeafFirstPolicy
+from kvist.policies.leaves import Resident
 
 GHOSTS_PER_CAPACITY = 4
 # Counting further would change nothing on real traces, and what was hot once could stay for ever.
@@ -48,13 +49,12 @@ class LFUDAPolicy(LeafFirstPolicy):
         """Worth of one use."""
         return 1
 
-    def _left(self, block: Candidate) -> None:
-        key = block.key
-        priority = self._leaves.priority(key)
+    def _left(self, gone: Resident) -> None:
         # Never back: a block may be evicted out of turn, by a quota or by an operator.
-        if priority > self._age:
-            self._age = priority
-        self._ghosts.remember(key, block.size, self._uses.pop(key))
+        if gone.priority > self._age:
+            self._age = gone.priority
+        key = gone.block.key
+        self._ghosts.remember(key, gone.block.size, self._uses.pop(key))
 
     def _forgotten(self, key: bytes) -> None:
         del self._uses[key]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvist.policies.base import Candidate
 from kvist.policies.ghosts import Ghosts
 from kvist.policies.leaf_first import LeafFirstPolicy
+from kvist.policies.leaves import Resident
 
 SMALL, MAIN = 0, 1
 SMALL_SHARE = 0.1
@@ -41,10 +42,10 @@ class S3FIFOPolicy(LeafFirstPolicy):
     def _used(self, key: bytes, uses: int) -> None:
         self._uses[key] = min(MAX_USES, self._uses[key] + uses)
 
-    def _left(self, block: Candidate) -> None:
-        del self._uses[block.key]
-        if self._leaves.queue(block.key) == SMALL:
-            self._ghosts.remember(block.key, block.size, 0)
+    def _left(self, gone: Resident) -> None:
+        del self._uses[gone.block.key]
+        if gone.queue == SMALL:
+            self._ghosts.remember(gone.block.key, gone.block.size, 0)
 
     def _forgotten(self, key: bytes) -> None:
         del self._uses[key]

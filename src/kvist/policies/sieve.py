@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvist.policies.base import Candidate
 from kvist.policies.leaf_first import LeafFirstPolicy
+from kvist.policies.leaves import Resident
 
 
 class SievePolicy(LeafFirstPolicy):
@@ -27,8 +28,8 @@ class SievePolicy(LeafFirstPolicy):
     def _used(self, key: bytes, uses: int) -> None:
         self._visited.add(key)
 
-    def _left(self, block: Candidate) -> None:
-        self._visited.discard(block.key)
+    def _left(self, gone: Resident) -> None:
+        self._visited.discard(gone.block.key)
 
     def _forgotten(self, key: bytes) -> None:
         self._visited.discard(key)
