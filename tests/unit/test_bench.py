@@ -29,6 +29,8 @@ from kvist.lab.bench.view import to_markdown
 from kvist.lab.flood import FloodWorkload
 from kvist.lab.paging import PagingWorkload
 from kvist.lab.report import environment
+from kvist.lab.simulate.locked import replay_locked
+from kvist.lab.simulate.recording import read_recording
 
 STEP_S, TOKEN_S = 0.01, 0.0005  # what `null_host` takes
 
@@ -55,6 +57,19 @@ def test_cache_times_a_token_against_its_whole_context():
     assert found[512]["recomputed_s"]["max"] == pytest.approx(STEP_S + 516 * TOKEN_S)
     assert found[512]["recomputed_s"]["repeats"] == 4
     assert found[512]["same_tokens"] == "5 of 5"
+
+
+def test_sessions_are_recorded_each_by_itself_and_replay_to_the_same_hits(tmp_path):
+    host = null_host(512, 16, 1024)
+    host.record = tmp_path / "run.jsonl"
+    found = rows(run(PrefixBench(host, PrefixWorkload(tokens=256, repeats=2))), "shared")
+    host.close()
+    # With prefix caching, and without; the warm-up is nobody's workload.
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run-2.jsonl", "run.jsonl"]
+    replays = [replay_locked(read_recording(tmp_path / n)) for n in ("run.jsonl", "run-2.jsonl")]
+    assert [replay.num_different for replay in replays] == [0, 0]
+    assert replays[0].num_hit_tokens == 2 * sum(row["cached_tokens"] for row in found)
+    assert replays[1].num_hit_tokens == 0
 
 
 def test_prefix_counts_what_was_shared_and_the_price_of_nothing():

@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 
 from kvist.cli import app
 from kvist.errors import ConfigError
+from kvist.lab.bench.host import null_host
 from kvist.lab.doctor.events import read_events
+from kvist.lab.doctor.examine import diagnose
 from kvist.lab.doctor.exposition import read_exposition
 from kvist.lab.doctor.finding import SYMPTOMS
 from kvist.lab.doctor.kpis import key_figures
@@ -507,3 +509,43 @@ def test_prompts_with_the_same_passages_in_another_order_are_seen():
     assert sharing.movable_words > 0.6 * sharing.num_words
     same = compare_prompts([" ".join(passages) + f" ask{k}" for k in range(6)])
     assert same.movable_words == 0
+
+
+# ---------------------------------------------------------------------- recordings
+
+
+def recorded(path: Path, prompts: list[tuple[int, ...]], num_blocks: int = 512) -> Path:
+    host = null_host(num_blocks, 16, 512)
+    host.record = path
+    session = host.open(prefix_caching=True)
+    for prompt in prompts:
+        session.one(prompt, 4)
+    host.close()
+    return path
+
+
+def test_a_recording_says_that_its_pool_was_too_small(tmp_path):
+    # Twenty documents in turn, and room for some three of them.
+    prompts = [
+        tuple(range(1000 * d, 1000 * d + 160)) + (q,) * 20 for q in range(5) for d in range(20)
+    ]
+    small = diagnose([str(recorded(tmp_path / "small.jsonl", prompts, 40))])
+    assert names(small.findings)[:1] == ["cache-too-small"]
+    assert "640 tokens" in small.findings[0].evidence
+    large = diagnose([str(recorded(tmp_path / "large.jsonl", prompts))])
+    assert large.kinds == ["recording"]
+    assert large.findings == []
+
+
+def test_a_recording_of_strangers_says_that_nothing_is_shared(tmp_path):
+    prompts = [tuple(range(1000 * n, 1000 * n + 200)) for n in range(40)]
+    found = diagnose([str(recorded(tmp_path / "new.jsonl", prompts))])
+    assert names(found.findings) == ["prompts-share-nothing"]
+
+
+def test_a_damaged_recording_is_one_line(tmp_path):
+    path = recorded(tmp_path / "run.jsonl", [tuple(range(100))])
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], "{]", *lines[1:]]))
+    with pytest.raises(ConfigError, match="line 2"):
+        diagnose([str(path)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
     from kvist.lab.bench.host import Host
 
 Model = Annotated[str, typer.Option(help=MODEL_HELP)]
+Record = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.jsonl",
+        help="Record for kvist simulate: a file for each engine that is opened, numbered from 2.",
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -39,6 +47,7 @@ def cache(
     model: Model = DEFAULT_MODEL,
     contexts: Annotated[str, typer.Option(help="Lengths, tokens.")] = "128,256,512,1024,2048,4096",
     tokens: Annotated[int, typer.Option(help="Timed at each length.", min=1)] = 8,
+    record: Record = None,
     *,
     report: Report,
 ) -> None:
@@ -47,7 +56,7 @@ def cache(
 
     work = CacheWorkload(contexts=numbers(contexts, "--contexts"), tokens=tokens)
     most = max(work.contexts) + tokens + 1
-    with loaded(model, most + 64, most) as host:
+    with loaded(model, most + 64, most, record=record) as host:
         report(CacheBench(host, work))
 
 
@@ -55,6 +64,7 @@ def prefix(
     model: Model = DEFAULT_MODEL,
     tokens: Annotated[int, typer.Option(help="Of every prompt.", min=64)] = 2048,
     repeats: Annotated[int, typer.Option(help="Rounds.", min=1)] = 5,
+    record: Record = None,
     *,
     report: Report,
 ) -> None:
@@ -62,7 +72,7 @@ def prefix(
     from kvist.lab.bench.prefix import PrefixBench, PrefixWorkload
 
     work = PrefixWorkload(tokens=tokens, repeats=repeats)
-    with loaded(model, 6 * tokens + 4096) as host:
+    with loaded(model, 6 * tokens + 4096, record=record) as host:
         report(PrefixBench(host, work))
 
 
@@ -70,6 +80,7 @@ def context(
     model: Model = DEFAULT_MODEL,
     streams: Annotated[int, typer.Option(help="That share the pool.", min=1)] = 8,
     slots: Annotated[int, typer.Option(help="Tokens that the pool holds.", min=1024)] = 16_384,
+    record: Record = None,
     *,
     report: Report,
 ) -> None:
@@ -77,7 +88,7 @@ def context(
     from kvist.lab.bench.context import ContextBench, ContextWorkload
 
     work = ContextWorkload(streams=streams, slots=slots)
-    with loaded(model, slots) as host:
+    with loaded(model, slots, record=record) as host:
         report(ContextBench(host, work))
 
 
@@ -86,6 +97,7 @@ def schedule(
     long_prompt: Annotated[int, typer.Option(help="Tokens that arrive.", min=64)] = 4096,
     streams: Annotated[int, typer.Option(help="That decode meanwhile.", min=1)] = 8,
     repeats: Annotated[int, typer.Option(help="Rounds.", min=1)] = 3,
+    record: Record = None,
     *,
     report: Report,
 ) -> None:
@@ -93,7 +105,7 @@ def schedule(
     from kvist.lab.bench.schedule import ScheduleBench, ScheduleWorkload
 
     work = ScheduleWorkload(streams=streams, long_prompt=long_prompt, repeats=repeats)
-    with loaded(model, 2 * long_prompt + 256 * streams + 4096, 8192) as host:
+    with loaded(model, 2 * long_prompt + 256 * streams + 4096, 8192, record=record) as host:
         report(ScheduleBench(host, work))
 
 
@@ -102,6 +114,7 @@ def agents(
     count: Annotated[int, typer.Option("--agents", help="Side by side.", min=1)] = 6,
     turns: Annotated[int, typer.Option(help="Of each agent.", min=1)] = 6,
     repeats: Annotated[int, typer.Option(help="Rounds.", min=1)] = 2,
+    record: Record = None,
     *,
     report: Report,
 ) -> None:
@@ -110,7 +123,7 @@ def agents(
 
     work = AgentsWorkload(agents=count, turns=turns, repeats=repeats)
     each = work.static + turns * (work.tool_answer + work.said) + 128
-    with loaded(model, 2 * count * each) as host:
+    with loaded(model, 2 * count * each, record=record) as host:
         report(AgentsBench(host, work))
 
 
@@ -118,6 +131,7 @@ def ladder(
     model: Model = DEFAULT_MODEL,
     requests: Annotated[int, typer.Option(help="Of a rung.", min=8)] = 32,
     repeats: Annotated[int, typer.Option(help="Rounds.", min=1)] = 2,
+    record: Record = None,
     *,
     report: Report,
 ) -> None:
@@ -125,7 +139,7 @@ def ladder(
     from kvist.lab.bench.ladder import LadderBench, LadderWorkload
 
     work = LadderWorkload(requests=requests, repeats=repeats)
-    with loaded(model, work.slots, work.slots) as host:
+    with loaded(model, work.slots, work.slots, record=record) as host:
         from kvist.lab.opening import open_tiered
 
         most = repeats * work.documents * (work.document + 256) * host.kv_token_bytes
@@ -187,13 +201,19 @@ def numbers(text: str, flag: str) -> tuple[int, ...]:
 
 
 @contextmanager
-def loaded(model: str, slots: int, max_num_batched_tokens: int = 2048) -> Iterator[Host]:
+def loaded(
+    model: str, slots: int, max_num_batched_tokens: int = 2048, *, record: Path | None = None
+) -> Iterator[Host]:
     """Load a model for the length of a benchmark."""
+    if record is not None and not record.parent.is_dir():
+        raise ConfigError(f"--record {record}: its folder is not there")
     with err.status(f"loading {model}"):
         from kvist.lab.opening import open_host
 
         host, opened = open_host(model, slots, max_num_batched_tokens=max_num_batched_tokens)
+    host.record = record
     try:
         yield host
     finally:
+        host.close()
         opened.close()

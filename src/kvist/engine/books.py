@@ -5,9 +5,10 @@ Owns how `EngineConfig` becomes the configs below it. Knows no model and no devi
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from kvist.build import open_cache
 from kvist.cache import KVCacheManager
@@ -21,6 +22,22 @@ from kvist.engine.scheduler import Scheduler
 from kvist.events import EventLog
 from kvist.keys import RootKey
 from kvist.tierspec import parse_tier
+
+_DECIDING = (
+    "num_blocks",
+    "max_model_len",
+    "block_size",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "scheduling_policy",
+    "kv_allocation",
+    "watermark",
+    "eviction_policy",
+    "protected_share",
+    "enable_prefix_caching",
+    "tier_write_policy",
+    "tier_load_policy",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +96,25 @@ class Books:
         )
 
 
+def recording_facts(
+    names: tuple[str, str],
+    block_bytes: int,
+    options: Mapping[str, Any],
+    tiers: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return the header of a recording: of all options those that decide.
+
+    `names` are those of model and KV format.
+    """
+    return {
+        "model": names[0],
+        "kv_format": names[1],
+        "block_bytes": block_bytes,
+        **{name: options[name] for name in _DECIDING},
+        "tiers": list(tiers),
+    }
+
+
 def open_recorder(
     config: EngineConfig,
     num_blocks: int,
@@ -92,30 +128,10 @@ def open_recorder(
     """
     if config.record is None:
         return None
-    deciding = (
-        "block_size",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "scheduling_policy",
-        "kv_allocation",
-        "watermark",
-        "eviction_policy",
-        "protected_share",
-        "enable_prefix_caching",
-        "tier_write_policy",
-        "tier_load_policy",
-    )
     # Of a tier only what it is and how large: a path or an address may be nobody's business.
     tiers = [f"{t.kind}:{t.capacity_bytes}" for t in map(parse_tier, config.tiers)]
-    facts = {
-        "model": names[0],
-        "kv_format": names[1],
-        "block_bytes": block_bytes,
-        "num_blocks": num_blocks,
-        "max_model_len": max_model_len,
-        **{name: getattr(config, name) for name in deciding},
-        "tiers": tiers,
-    }
+    options = {**asdict(config), "num_blocks": num_blocks, "max_model_len": max_model_len}
+    facts = recording_facts(names, block_bytes, options, tiers)
     return Recorder(Path(config.record), facts)
 
 

@@ -41,6 +41,7 @@ def open_host(
         opened.max_model_len,
         model=opened.bill.model,
         kv_token_bytes=opened.bill.kv_token_bytes,
+        kv_format=opened.bill.kv_format,
     )
     return host, opened
 

@@ -9,11 +9,10 @@ what is slow here also comes later: a closed loop, unlike `kvist bench serve`.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from kvist.lab.bench.host import Host, Session, Timeline
+from kvist.lab.bench.hosted import HostedBench
 from kvist.lab.bench.result import Chart, Column, Samples, Table, Tell, quotient
 
 _TURNS = (
@@ -74,7 +73,7 @@ class _Agent:
     line: Timeline | None = None
 
 
-class AgentsBench:
+class AgentsBench(HostedBench[AgentsWorkload]):
     """The same agents, with prefix caching on and off.
 
     Parameters
@@ -87,15 +86,8 @@ class AgentsBench:
     question = "What does reuse bring agents, who send everything again on every turn?"
 
     def __init__(self, host: Host, work: AgentsWorkload) -> None:
-        self._host = host
-        self._work = work
-        self._turns = Samples()
+        super().__init__(host, work)
         self._runs = Samples()
-
-    @property
-    def workload(self) -> Mapping[str, Any]:
-        """See `Bench`."""
-        return {"model": self._host.model, **asdict(self._work)}
 
     def measure(self, tell: Tell) -> None:
         """See `Bench`."""
@@ -143,12 +135,12 @@ class AgentsBench:
         line = agent.line
         assert line is not None
         agent.turn += 1
-        self._turns.put(agent.turn, "context_tokens", len(agent.text))
+        self._samples.put(agent.turn, "context_tokens", len(agent.text))
         if mode == "on":
-            self._turns.note(agent.turn, "reused_ttft_s", line.ttft_s)
-            self._turns.note(agent.turn, "cached_share", line.num_cached / len(agent.text))
+            self._samples.note(agent.turn, "reused_ttft_s", line.ttft_s)
+            self._samples.note(agent.turn, "cached_share", line.num_cached / len(agent.text))
         else:
-            self._turns.note(agent.turn, "computed_ttft_s", line.ttft_s)
+            self._samples.note(agent.turn, "computed_ttft_s", line.ttft_s)
         agent.text += (*line.token_ids, *host.prompt(work.tool_answer))
         pause_s = draw.uniform(0.5, 1.5) * work.pause_s
         if agent.turn < work.turns:
@@ -162,7 +154,7 @@ class AgentsBench:
         chart = Chart("First token by turn", "turn", ("reused_ttft_s", "computed_ttft_s"), "s")
         title = f"{work.agents} agents of {work.kinds} kinds, {work.static:,} static tokens"
         return (
-            Table("turns", title, _TURNS, self._turns.rows("turn"), (chart,)),
+            Table("turns", title, _TURNS, self._samples.rows("turn"), (chart,)),
             Table("runs", "whole runs", _RUNS, self._runs.rows("mode")),
         )
 

@@ -7,13 +7,11 @@ modes the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from kvist.config import KVAllocation
-from kvist.lab.bench.host import Host
-from kvist.lab.bench.result import Chart, Column, Samples, Table, Tell
+from kvist.lab.bench.hosted import HostedBench
+from kvist.lab.bench.result import Chart, Column, Table, Tell
 
 CONTEXTS = (128, 256, 512, 1024, 2048, 4096)
 
@@ -43,7 +41,7 @@ class CacheWorkload:
     tokens: int = 8
 
 
-class CacheBench:
+class CacheBench(HostedBench[CacheWorkload]):
     """One stream, with a KV cache and without.
 
     Parameters
@@ -55,16 +53,6 @@ class CacheBench:
 
     name = "cache"
     question = "What does keeping K and V save, against computing the whole context every token?"
-
-    def __init__(self, host: Host, work: CacheWorkload) -> None:
-        self._host = host
-        self._work = work
-        self._samples = Samples()
-
-    @property
-    def workload(self) -> Mapping[str, Any]:
-        """See `Bench`."""
-        return {"model": self._host.model, **asdict(self._work)}
 
     def measure(self, tell: Tell) -> None:
         """See `Bench`."""

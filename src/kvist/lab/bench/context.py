@@ -8,11 +8,10 @@ scheduler keeps some room free, and blocks are not all full.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from kvist.lab.bench.host import Host, Session
+from kvist.lab.bench.hosted import HostedBench
 from kvist.lab.bench.result import Chart, Column, Samples, Table, Tell
 
 _SPEED = (
@@ -56,7 +55,7 @@ class ContextWorkload:
     answer: int = 4
 
 
-class ContextBench:
+class ContextBench(HostedBench[ContextWorkload]):
     """Decode speed by context, and the context at which a number of streams fills the pool.
 
     Parameters
@@ -70,16 +69,9 @@ class ContextBench:
     question = "How does decoding slow with context, and at which length does memory end?"
 
     def __init__(self, host: Host, work: ContextWorkload) -> None:
-        self._host = host
-        self._work = work
-        self._speed = Samples()
+        super().__init__(host, work)
         self._load = Samples()
         self._critical: int | None = None
-
-    @property
-    def workload(self) -> Mapping[str, Any]:
-        """See `Bench`."""
-        return {"model": self._host.model, **asdict(self._work)}
 
     def measure(self, tell: Tell) -> None:
         """See `Bench`."""
@@ -91,9 +83,9 @@ class ContextBench:
             tell(0.5 * number / len(contexts), f"decoding at {context} tokens")
             line = session.one(host.prompt(context), work.tokens + 1)
             for gap in line.gaps_s:
-                self._speed.note(context, "token_s", gap)
-                self._speed.note(context, "tokens_per_s", 1 / gap)
-            self._speed.put(context, "kv_bytes", context * host.kv_token_bytes)
+                self._samples.note(context, "token_s", gap)
+                self._samples.note(context, "tokens_per_s", 1 / gap)
+            self._samples.put(context, "kv_bytes", context * host.kv_token_bytes)
         self._climb(tell)
 
     def _climb(self, tell: Tell) -> None:
@@ -142,7 +134,7 @@ class ContextBench:
             f"{work.streams} streams in {work.slots:,} tokens of pool", "context_tokens",
             ("side_by_side",), "run side by side",
         )  # fmt: skip
-        rows = self._speed.rows("context_tokens"), self._load.rows("context_tokens")
+        rows = self._samples.rows("context_tokens"), self._load.rows("context_tokens")
         title = f"{work.streams} streams in a pool of {work.slots:,} tokens"
         return (
             Table("speed", "one stream", _SPEED, rows[0], (speed,)),

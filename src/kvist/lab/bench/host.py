@@ -12,13 +12,16 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from kvist.build import open_cache
 from kvist.cache import KVCacheManager
-from kvist.config import CacheConfig, KVAllocation, SchedulerConfig
+from kvist.config import CacheConfig, EngineConfig, KVAllocation, SchedulerConfig
+from kvist.engine.books import recording_facts
 from kvist.engine.engine import Engine, Runner
 from kvist.engine.null_runner import NullRunner
+from kvist.engine.recording import Recorder
 from kvist.engine.sampling import SamplingParams
 from kvist.engine.scheduler import Scheduler
 from kvist.engine.sequence import EngineRequest
@@ -143,6 +146,14 @@ class Host:
     clock : callable
     wait : callable
         Lets so many seconds pass.
+    kv_format : str
+        Name of the pool's.
+
+    Attributes
+    ----------
+    record : Path or None
+        Where sessions are recorded from now on, for `kvist simulate`: the first in that file, the
+        others in files beside it, numbered from 2.
     """
 
     def __init__(
@@ -156,7 +167,9 @@ class Host:
         kv_token_bytes: int = 0,
         clock: Callable[[], float] = time.perf_counter,
         wait: Callable[[float], None] = time.sleep,
+        kv_format: str = "auto",
     ) -> None:
+        self.record: Path | None = None
         self.runner = runner
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -165,8 +178,10 @@ class Host:
         self.kv_token_bytes = kv_token_bytes
         self.clock = clock
         self.wait = wait
+        self._kv_format = kv_format
         self._draw = random.Random(0)
         self._sessions = 0
+        self._recorders: list[Recorder] = []
 
     def open(
         self,
@@ -186,16 +201,14 @@ class Host:
         nothing left to do.
         """
         events = EventLog()
-        cache = open_cache(
-            CacheConfig(
-                num_blocks=num_blocks or self.num_blocks,
-                block_size=self.block_size,
-                eviction_policy=policy,
-                protected_share=protected_share,
-                enable_prefix_caching=prefix_caching,
-            ),
-            events,
+        pool = CacheConfig(
+            num_blocks=num_blocks or self.num_blocks,
+            block_size=self.block_size,
+            eviction_policy=policy,
+            protected_share=protected_share,
+            enable_prefix_caching=prefix_caching,
         )
+        cache = open_cache(pool, events)
         config = SchedulerConfig(
             max_model_len=max_model_len or self.max_model_len,
             max_num_seqs=max_num_seqs,
@@ -204,7 +217,8 @@ class Host:
         )
         self._sessions += 1
         root = RootKey(self._sessions.to_bytes(32, "big"))
-        scheduler = Scheduler(config, cache, events, root)
+        recorder = self._open_recorder(pool, config)
+        scheduler = Scheduler(config, cache, events, root, recorder=recorder)
         return Session(Engine(scheduler, self.runner, events), self.clock)
 
     def prompt(self, num_tokens: int) -> tuple[int, ...]:
@@ -213,7 +227,29 @@ class Host:
 
     def warm_up(self, num_tokens: int = 256) -> None:
         """Run something once: what happens only once is none of the measurement's."""
+        record, self.record = self.record, None
         self.open().one(self.prompt(min(num_tokens, self.max_model_len - 9)), 8)
+        self.record = record
+
+    def close(self) -> None:
+        """Write the rest of the recordings. REQUIRES all sessions have nothing left to do."""
+        for recorder in self._recorders:
+            recorder.close()
+        self._recorders.clear()
+
+    def _open_recorder(self, pool: CacheConfig, config: SchedulerConfig) -> Recorder | None:
+        if self.record is None:
+            return None
+        number = len(self._recorders) + 1
+        path = self.record
+        if number > 1:
+            path = path.with_name(f"{path.stem}-{number}{path.suffix}")
+        block_bytes = self.block_size * self.kv_token_bytes
+        options = asdict(EngineConfig()) | asdict(pool) | asdict(config)
+        facts = recording_facts((self.model, self._kv_format), block_bytes, options)
+        recorder = Recorder(path, facts, clock=self.clock)
+        self._recorders.append(recorder)
+        return recorder
 
 
 def null_host(

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from kvist.config import KVAllocation
 from kvist.lab.bench.host import Host, Session, Timeline
-from kvist.lab.bench.result import Chart, Column, Samples, Table, Tell, quotient
+from kvist.lab.bench.hosted import HostedBench
+from kvist.lab.bench.result import Chart, Column, Table, Tell, quotient
 
 _COLUMNS = (
     Column("rung", "rung"),
@@ -70,7 +70,7 @@ class LadderWorkload:
     seed: int = 0
 
 
-class LadderBench:
+class LadderBench(HostedBench[LadderWorkload]):
     """The rungs in turn.
 
     Parameters
@@ -87,16 +87,9 @@ class LadderBench:
     question = "What does each idea add to the one before?"
 
     def __init__(self, host: Host, tiered: Session | None, work: LadderWorkload) -> None:
-        self._host = host
+        super().__init__(host, work)
         self._tiered = tiered
-        self._work = work
-        self._samples = Samples()
         self._rungs: list[str] = []
-
-    @property
-    def workload(self) -> Mapping[str, Any]:
-        """See `Bench`."""
-        return {"model": self._host.model, **asdict(self._work)}
 
     def measure(self, tell: Tell) -> None:
         """See `Bench`."""

@@ -7,10 +7,10 @@ is new. Beside it the price where nothing is ever shared: the same prompts with 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from kvist.lab.bench.host import Host, Session
+from kvist.lab.bench.hosted import HostedBench
 from kvist.lab.bench.result import Chart, Column, Samples, Table, Tell, quotient
 
 _SHARES = (
@@ -49,7 +49,7 @@ class PrefixWorkload:
     repeats: int = 5
 
 
-class PrefixBench:
+class PrefixBench(HostedBench[PrefixWorkload]):
     """Prompts that share a beginning, and prompts that do not.
 
     Parameters
@@ -62,15 +62,8 @@ class PrefixBench:
     question = "How much sooner comes the first token of a prompt whose beginning was seen before?"
 
     def __init__(self, host: Host, work: PrefixWorkload) -> None:
-        self._host = host
-        self._work = work
-        self._shared = Samples()
+        super().__init__(host, work)
         self._price = Samples()
-
-    @property
-    def workload(self) -> Mapping[str, Any]:
-        """See `Bench`."""
-        return {"model": self._host.model, **asdict(self._work)}
 
     def measure(self, tell: Tell) -> None:
         """See `Bench`."""
@@ -90,8 +83,8 @@ class PrefixBench:
 
     def _one_share(self, session: Session, row: str, prompt: tuple[int, ...]) -> None:
         line = session.one(prompt, 1)
-        self._shared.note(row, "ttft_s", line.ttft_s)
-        self._shared.put(row, "cached_tokens", line.num_cached)
+        self._samples.note(row, "ttft_s", line.ttft_s)
+        self._samples.put(row, "cached_tokens", line.num_cached)
 
     def _pay(self, sessions: Mapping[str, Session]) -> None:
         """Run new prompts in both modes, in turn."""
@@ -108,11 +101,11 @@ class PrefixBench:
 
     def tables(self) -> tuple[Table, ...]:
         """See `Bench`."""
-        rows = self._shared.rows("shared")
+        rows = self._samples.rows("shared")
         names = [str(row["shared"]) for row in rows]
-        none = self._shared.median(names[0], "ttft_s") if names else None
+        none = self._samples.median(names[0], "ttft_s") if names else None
         for name, row in zip(names, rows, strict=True):
-            row["faster"] = quotient(none, self._shared.median(name, "ttft_s"))
+            row["faster"] = quotient(none, self._samples.median(name, "ttft_s"))
         chart = Chart("First token by shared prefix", "shared", ("ttft_s",), "ms", bars=True)
         return (
             Table("shared", f"prompts of {self._work.tokens} tokens", _SHARES, rows, (chart,)),

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from kvist.config import PRESETS
-from kvist.lab.bench.host import Host, Timeline
-from kvist.lab.bench.result import Chart, Column, Samples, Table, Tell
+from kvist.lab.bench.host import Timeline
+from kvist.lab.bench.hosted import HostedBench
+from kvist.lab.bench.result import Chart, Column, Table, Tell
 
 _COLUMNS = (
     Column("mode", "mode"),
@@ -57,7 +57,7 @@ class ScheduleWorkload:
     repeats: int = 3
 
 
-class ScheduleBench:
+class ScheduleBench(HostedBench[ScheduleWorkload]):
     """The same arrivals under every way to schedule them.
 
     Parameters
@@ -68,16 +68,6 @@ class ScheduleBench:
 
     name = "schedule"
     question = "What do running streams notice when a long prompt arrives?"
-
-    def __init__(self, host: Host, work: ScheduleWorkload) -> None:
-        self._host = host
-        self._work = work
-        self._samples = Samples()
-
-    @property
-    def workload(self) -> Mapping[str, Any]:
-        """See `Bench`."""
-        return {"model": self._host.model, **asdict(self._work)}
 
     def measure(self, tell: Tell) -> None:
         """See `Bench`."""

@@ -19,6 +19,7 @@ from kvist.lab.doctor.kpis import Kpi, key_figures
 from kvist.lab.doctor.logs import read_log
 from kvist.lab.doctor.prompts import Sharing, compare_prompts
 from kvist.lab.doctor.reading import Reading, read_metrics
+from kvist.lab.doctor.recordings import examine_run, read_run
 from kvist.lab.doctor.records import Record, read_records
 from kvist.lab.doctor.requests import (
     TOKENS_A_WORD,
@@ -142,6 +143,7 @@ class _Case:
             TargetKind.EVENTS: self._events,
             TargetKind.REQUESTS: self._requests,
             TargetKind.TRACE: self._trace,
+            TargetKind.RECORDING: self._recording,
         }
         readers[target.kind](name, target)
 
@@ -216,6 +218,18 @@ class _Case:
             f" before, and a cache of {reuse.enough_tokens():,} tokens finds 90 % of those"
         )
         self._found += examine_reuse(reuse, self._server(None))
+
+    def _recording(self, name: str, target: Target) -> None:
+        run = read_run(Path(name).expanduser())
+        reading = run.reading
+        hits = "" if reading.hit_rate is None else f"; {reading.hit_rate:.0%} of tokens were hits"
+        self._answer.facts.append(
+            f"a recording of {run.num_requests:,} requests{hits}; {run.reuse.attainable:.0%} of"
+            " their full blocks stood in prompts before; kvist simulate runs it on other machines"
+        )
+        self._found += examine_run(run, self._question.thresholds)
+        if self._reading is None:
+            self._reading, self._examined = reading, True
 
     def _server(self, measured: tuple[float, int] | None) -> ServerFacts:
         q, r = self._question, self._reading

@@ -1,6 +1,7 @@
 """What a person points the doctor at, and what kind of thing it is.
 
-Owns the guess (URL, Prometheus text, request log, trace, event log, server log) and the reading.
+Owns the guess (URL, Prometheus text, request log, trace, event log, recording, server
+log) and the reading.
 Knows no symptoms.
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kvist.errors import ConfigError
+from kvist.lab.simulate.recording import is_recording
 
 TIMEOUT_S = 10.0
 MAX_BYTES = 512 << 20
@@ -31,6 +33,7 @@ class TargetKind(StrEnum):
     REQUESTS = "requests"
     TRACE = "trace"
     EVENTS = "events"
+    RECORDING = "recording"
     LOG = "log"
 
 
@@ -112,6 +115,8 @@ def _fetch(url: str) -> str:
 
 
 def _guess(text: str) -> TargetKind:
+    if is_recording(text):
+        return TargetKind.RECORDING
     lines = [line for line in text.splitlines() if line.strip()][:200]
     samples = sum(_SAMPLE.match(line) is not None or line.startswith("# ") for line in lines)
     if samples > 0.8 * len(lines):
