@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import asdict
 
 import pytest
 from typer.testing import CliRunner
 
 from kvist.cli import app
-from kvist.config import CacheConfig, SchedulerConfig
+from kvist.config import CacheConfig, EngineConfig, SchedulerConfig
 from kvist.errors import ConfigError
 from kvist.lab.simulate.books import Machine
 from kvist.lab.simulate.contiguous import FITS, Regions, Tenancy, replay_contiguous
@@ -21,6 +22,7 @@ from kvist.lab.simulate.curve import compare_policies, miss_ratio_curve
 from kvist.lab.simulate.reading import read_workload
 from kvist.lab.simulate.recording import StepRow
 from kvist.lab.simulate.script import Numbers
+from kvist.lab.simulate.tier import make_tiers
 from kvist.lab.simulate.timing import StepTiming, read_timing
 from kvist.lab.simulate.virtual import simulate
 from kvist.lab.simulate.workload import SimRequest, Workload
@@ -124,6 +126,32 @@ def test_what_left_the_device_comes_back_from_the_tier_that_has_it_and_takes_its
     # Its last token is one run of one: a step of the base alone.
     assert life.first_s - life.begun_s == pytest.approx(0.25 + 0.01, abs=0.001)
     assert found.num_late_blocks == 0
+
+
+@pytest.mark.parametrize(("ttl", "loaded"), [("", 8), (",ttl=50", 0)])
+def test_a_server_has_room_for_everything_until_its_time_is_over(ttl, loaded):
+    many = [(5.0 * i, tuple(range(100 * i, 100 * i + 8)), 1) for i in range(1, 12)]
+    found = simulate(
+        workload(*many, (100.0, tuple(range(100, 108)), 1)),
+        machine(num_blocks=16, tiers=[f"redis://nowhere{ttl}"], max_num_batched_tokens=64),
+        StepTiming(base_s=0.01, read_s=100.0),
+    )
+    assert found.tokens_from["remote"] == loaded * SIZE
+
+
+def test_the_tiers_of_a_recording_are_those_of_its_header():
+    header = {
+        **asdict(EngineConfig()),
+        "model": "m",
+        "kv_format": "bf16",
+        "block_bytes": 1024,
+        "num_blocks": 16,
+        "max_model_len": 64,
+        "tiers": ["host:1048576", "disk:2097152", "redis:0"],
+    }
+    tiers = make_tiers(Machine.from_header(header), {}, lambda: 0.0)
+    assert [tier.medium for tier in tiers] == ["host", "disk", "remote"]
+    assert tiers[1].usage().capacity_bytes == 2 << 20
 
 
 def test_two_replays_are_the_same():
@@ -385,7 +413,6 @@ def test_a_half_written_last_line_is_left_out(tmp_path):
         (None, ("--kv-cache-memory-bytes", "1MiB"), "raise --kv-cache-memory-bytes"),
         (None, ("--block-size", "48"), "divisor"),
         (None, ("--model", "no-such-model"), "no-such-model"),
-        (None, ("--tier", "redis://host:1"), "simulate host or disk"),
         (None, ("--tier-rate", "disk"), "NAME:BYTES_PER_S"),
         (None, ("--tier-rate", "disk:1GB"), "there is no such tier"),
         (None, ("--decode-step-ms", "0"), "above 0"),

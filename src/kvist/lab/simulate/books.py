@@ -87,15 +87,18 @@ class Machine:
                     kv_allocation=KVAllocation(header["kv_allocation"]),
                     watermark=header["watermark"],
                 ),
-                tiers=tuple(
-                    tier if tier.startswith("host:") else f"disk:{tier.partition(':')[2]}:/nowhere"
-                    for tier in header["tiers"]
-                ),
+                tiers=tuple(_spelled(tier) for tier in header["tiers"]),
                 tier_write_policy=header["tier_write_policy"],
                 tier_load_policy=header["tier_load_policy"],
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"the header of the recording is damaged: {error!r}") from error
+
+
+def _spelled(tier: str) -> str:
+    """Write a tier of a header as `kvist.tierspec` reads it; where it lay nobody knows."""
+    kind, _, size = tier.partition(":")
+    return {"host": tier, "redis": "redis://nowhere"}.get(kind, f"disk:{size}:/nowhere")
 
 
 def open_scheduler(

@@ -41,6 +41,8 @@ from kvist.tierspec import TierSpec, parse_tier
 
 _STAGING_BYTES = 64 << 20
 _LEAST_STAGING_BLOCKS = 16
+_UNLIMITED_BYTES = 1 << 62
+"""Room of a server: it is the server's, and nobody here knows how much there is."""
 _MISS = Lookup(LookupStatus.MISS, reason="absent")
 _PENDING = Lookup(LookupStatus.PENDING, reason="being_written")
 
@@ -118,14 +120,17 @@ class BytelessTier(Tier):
 
     def cancel(self, job_id: int) -> None:
         """See `Tier.cancel`. The channel is taken all the same."""
-        self._cancelled.add(job_id)
+        jobs = (job for queue in (self._loads, self._stores) for _, _, job in queue)
+        if any(job.job_id == job_id for job in jobs):
+            self._cancelled.add(job_id)
 
     def poll(self) -> list[JobDone]:
         """See `Tier.poll`."""
         now, done = self._clock(), []
+        self._keeper.expire()
         while self._loads and self._loads[0][0] <= now:
             end_s, begin_s, load = self._loads.popleft()
-            done.append(self._told(load, end_s - begin_s, [self._load(load, k) for k in load.keys]))
+            done.append(self._told(load, end_s - begin_s, self._load(load)))
         while self._stores and self._stores[0][0] <= now:
             end_s, begin_s, store = self._stores.popleft()
             self._pending.difference_update(store.keys)
@@ -171,17 +176,29 @@ class BytelessTier(Tier):
         return not (self._loads or self._stores)
 
     def close(self) -> None:
-        """See `Tier.close`."""
+        """See `Tier.close`. What is under way is cancelled, and told by the next poll."""
+        for queue in (self._loads, self._stores):
+            self._cancelled.update(job.job_id for _, _, job in queue)
+        self._loads = deque((self._clock(), begin_s, job) for _, begin_s, job in self._loads)
+        self._stores = deque((self._clock(), begin_s, job) for _, begin_s, job in self._stores)
+
+    def check(self) -> None:
+        """See `Tier.check`."""
+        self._keeper.check()
 
     def _seconds(self, num_blocks: int) -> float:
         return self._latency_s + num_blocks * self._block_bytes / self._bytes_per_s
 
-    def _load(self, job: LoadJob, key: BlockKey) -> Outcome:
+    def _load(self, job: LoadJob) -> list[Outcome]:
+        if job.job_id in self._cancelled:
+            return [Outcome.CANCELLED] * len(job.keys)
         if job.deadline_s is not None and self._clock() >= job.deadline_s:
-            return Outcome.LATE
-        return Outcome.DONE if key in self._keeper else Outcome.MISS
+            return [Outcome.LATE] * len(job.keys)
+        return [Outcome.DONE if key in self._keeper else Outcome.MISS for key in job.keys]
 
     def _store(self, job: StoreJob) -> list[Outcome]:
+        if job.job_id in self._cancelled:
+            return [Outcome.CANCELLED] * len(job.keys)
         keeper, outcomes = self._keeper, []
         admitted = keeper.admit(job.keys)
         for index, (key, meta) in enumerate(zip(job.keys, job.meta, strict=True)):
@@ -197,9 +214,7 @@ class BytelessTier(Tier):
         return outcomes
 
     def _told(self, job: LoadJob | StoreJob, seconds: float, outcomes: list[Outcome]) -> JobDone:
-        if job.job_id in self._cancelled:
-            self._cancelled.discard(job.job_id)
-            outcomes = [Outcome.CANCELLED] * len(outcomes)
+        self._cancelled.discard(job.job_id)
         moved = sum(outcome is Outcome.DONE for outcome in outcomes) * self._block_bytes
         reason = next((o.value for o in outcomes if o is not Outcome.DONE), "")
         return JobDone(job.job_id, tuple(outcomes), moved, seconds, reason)
@@ -241,21 +256,20 @@ def make_tiers(
     tiers: list[BytelessTier] = []
     unused = set(rates)
     for spec in map(parse_tier, machine.tiers):
-        if spec.kind == "redis":
-            raise ConfigError(f"--tier {spec.url}: its room is the server's; simulate host or disk")
         taken = {tier.name for tier in tiers}
         name = spec.name or next(
             name
             for name in (spec.kind, *(f"{spec.kind}{n}" for n in range(2, len(taken) + 3)))
             if name not in taken
         )
-        latency_s, usual = PRIORS[spec.kind]
+        medium = "remote" if spec.kind == "redis" else spec.kind
+        latency_s, usual = PRIORS[medium]
         key = name if name in rates else spec.kind
         unused.discard(key)
         tiers.append(
             BytelessTier(
                 name,
-                spec.kind,
+                medium,
                 _keeper(spec, clock),
                 machine.block_bytes,
                 latency_s,
@@ -298,7 +312,7 @@ def put_tiers(
 def _keeper(spec: TierSpec, clock: Callable[[], float]) -> Keeper:
     # No quotas: they are of tenants, and traces have none.
     return Keeper(
-        spec.capacity_bytes,
+        spec.capacity_bytes or _UNLIMITED_BYTES,
         policy_factory(spec.policy or DEFAULT_POLICY, spec.protected_share),
         min_hits=spec.min_hits,
         max_idle_s=spec.ttl_s,
