@@ -178,7 +178,7 @@ class DiskMachine(RuleBasedStateMachine):
         placed: list = []
         answers = [(Outcome.REFUSED, "")] * (len(puts) + 1)
         store._place(puts, {label.digest: label}, answers, placed)
-        for _, put, record in placed:
+        for _, put, record, _ in placed:
             if steps > 1:
                 store.slab.write(record.runs, put.segments)
             if steps > 2:

@@ -19,7 +19,9 @@ KEYS = [BlockKey(bytes([n]) * 32) for n in range(1, 9)]
 
 
 class Setting:
-    def __init__(self, policy="through", *, staging_blocks=8, names=("tier",), load="auto"):
+    def __init__(
+        self, policy="through", *, staging_blocks=8, names=("tier",), load="auto", in_place=False
+    ):
         self.now_s = 0.0
         self.memory = SlotMemory(16, 4)
         self.events = EventLog()
@@ -36,6 +38,7 @@ class Setting:
             write_policy=WritePolicy.parse(policy),
             load_policy=load,
             staging_blocks=staging_blocks,
+            in_place=in_place,
             block_tokens=4,
             clock=lambda: self.now_s,
         )
@@ -115,6 +118,74 @@ def test_without_a_slot_a_block_waits_and_is_given_up_when_it_is_evicted():
         at.go()
     assert at.stored() == 2
     assert sum(event.num_blocks for event in at.seen(BlocksDemoted)) == 2
+
+
+class TestInPlace:
+    """Tiers read the device's blocks themselves, and must never keep what comes after them."""
+
+    def evict(self, at, n):
+        """What the cache does: tell, and write something else there."""
+        at.events.emit(BlockEvicted(n, KEYS[n]))
+        for slot in range(4):
+            at.memory.write(4 * n + slot, 99, 99)
+
+    def assert_right(self, at, *numbers):
+        at.load(*numbers)
+        at.manager.poll()
+        there = [at.memory.at(4 * (n + 8)) for n in numbers]
+        assert there == [(n, n) for n in numbers]
+
+    def test_nothing_is_copied_to_lend_a_block(self):
+        at = Setting(in_place=True)
+        at.seal(1, 2, 3)
+        assert at.stored() == 3
+        assert at.manager.host_bytes == at.tiers[0].usage().used_bytes, "no slot was ever touched"
+        self.assert_right(at, 1, 2, 3)
+
+    def test_what_is_evicted_before_it_was_read_comes_as_a_copy(self):
+        at = Setting(in_place=True, names=("one", "two"))
+        for n in (1, 2, 3):
+            for slot in range(4):
+                at.memory.write(4 * n + slot, n, n)
+            at.manager.sealed(Sealed(at.space, n, KEYS[n], KEYS[n - 1], n))
+        at.manager.pump()
+        self.evict(at, 2)
+        self.evict(at, 3)
+        for _ in range(3):
+            at.go()
+        assert [at.stored(0), at.stored(1)] == [3, 3]
+        assert not at.seen(DemotionFailed), "it was late, and it was kept"
+        assert sum(event.num_blocks for event in at.seen(BlocksDemoted)) == 6
+        assert not at.manager.num_pending
+        self.assert_right(at, 1, 2, 3)
+
+    def test_what_is_evicted_and_finds_no_slot_is_given_up(self):
+        at = Setting(in_place=True, staging_blocks=1)
+        for slot in range(4):
+            at.memory.write(4 + slot, 1, 1)
+        at.faults.delay = 2
+        at.manager.sealed(Sealed(at.space, 1, KEYS[1], KEYS[0], 1))
+        at.manager.sealed(Sealed(at.space, 2, KEYS[2], KEYS[1], 2))
+        at.manager.pump()
+        self.evict(at, 2)  # was not sent yet: takes the slot
+        self.evict(at, 1)  # was sent, and there is no slot any more
+        for _ in range(4):
+            at.go()
+        assert at.stored() == 1
+        assert [event.outcome for event in at.seen(DemotionFailed)] == ["cancelled"]
+        assert not at.manager.num_pending
+
+    def test_a_tier_that_does_not_ask_gets_copies(self):
+        at = Setting(in_place=True, names=("one", "two"))
+        at.tiers[1].reads_in_place = False
+        at.manager.sealed(Sealed(at.space, 1, KEYS[1], KEYS[0], 1))
+        for slot in range(4):
+            at.memory.write(4 + slot, 1, 1)
+        at.manager.pump()
+        self.evict(at, 1)
+        at.go()
+        assert [at.stored(0), at.stored(1)] == [1, 1]
+        self.assert_right(at, 1)
 
 
 @pytest.mark.parametrize("policy", ["sometimes", "hits:", "hits:0", "hits:-1", "through:2"])

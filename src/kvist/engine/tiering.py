@@ -17,8 +17,8 @@ from kvist.sizes import format_size
 from kvist.spec import BlockLayout
 from kvist.tiers.base import Tier
 from kvist.tiers.demotion import WritePolicy
+from kvist.tiers.device import DevicePool
 from kvist.tiers.manager import Identity, TierManager
-from kvist.tiers.promotion import DeviceBytes
 from kvist.tierspec import parse_tier
 
 SEGMENT_BYTES = 128 << 10
@@ -53,7 +53,7 @@ def put_tiers(
     tiers: Sequence[Tier],
     config: EngineConfig,
     cache: KVCacheManager,
-    device: DeviceBytes,
+    device: DevicePool,
     layout: BlockLayout,
     events: EventLog,
     *,
@@ -78,6 +78,7 @@ def put_tiers(
         write_policy=WritePolicy.parse(config.tier_write_policy),
         load_policy=config.tier_load_policy,
         staging_blocks=staging_blocks(layout),
+        in_place=device.is_host,
         block_tokens=layout.block_size,
     )
     manager.namespace("")  # what cannot be used is told of now

@@ -49,6 +49,7 @@ class RigConfig:
     tier_write_policy: str = "through"
     tier_load_policy: str = "auto"
     staging_blocks: int = 4
+    in_place: bool = True
     fault_rate: float = 0.0
     max_delay_polls: int = 0
     compute_s: float | None = None

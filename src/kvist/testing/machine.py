@@ -59,6 +59,7 @@ def tiers_below(draw: st.DrawFn) -> dict[str, Any]:
         "tier_write_policy": draw(st.sampled_from(("through", "through", "hits:2", "evict"))),
         "tier_load_policy": draw(st.sampled_from(("auto", "always", "always"))),
         "staging_blocks": draw(st.sampled_from((1, 4, 32))),
+        "in_place": draw(st.booleans()),
         "fault_rate": draw(st.sampled_from((0.0, 0.0, 0.05, 0.3))),
         "max_delay_polls": draw(st.sampled_from((0, 1, 4, 12))),
         # Loads of a few blocks take about 1e-4 s: that is where a split pays.

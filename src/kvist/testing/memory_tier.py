@@ -65,6 +65,7 @@ class MemoryTier(Tier):
     ) -> None:
         self.name = name
         self.medium = "host"
+        self.reads_in_place = True
         self.capacity_bytes = capacity_bytes
         self._clock = clock
         self._spaces: dict[bytes, Namespace] = {}
@@ -235,7 +236,11 @@ class MemoryTier(Tier):
             if name in self._records or not self._make_room(buffer.nbytes, keep=stored):
                 outcomes.append(Outcome.REFUSED)
                 continue
-            self._records[name] = _Record(bytes(buffer), meta, self._clock())
+            data = bytes(buffer)
+            if key in job.lost:
+                outcomes.append(Outcome.CANCELLED)
+                continue
+            self._records[name] = _Record(data, meta, self._clock())
             self._used_bytes += buffer.nbytes
             nbytes += buffer.nbytes
             stored.append(name)

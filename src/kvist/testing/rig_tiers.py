@@ -76,6 +76,7 @@ class RigTiers:
             write_policy=WritePolicy.parse(config.tier_write_policy),
             load_policy=config.tier_load_policy,
             staging_blocks=config.staging_blocks,
+            in_place=config.in_place,
             block_tokens=config.block_size,
             clock=self.clock,
         )

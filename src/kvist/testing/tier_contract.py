@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvist.errors import ConfigError, IntegrityError
+from kvist.keys import BlockKey
 from kvist.testing.foreign_contract import ForeignContract, MakeTier
 from kvist.testing.tier_driver import (
     PATIENCE_S,
@@ -23,6 +24,7 @@ from kvist.testing.tier_driver import (
     block_bytes,
     block_key,
     chain,
+    metas,
     space,
 )
 from kvist.testing.tier_history import NUM_KEYS, History, Step
@@ -30,6 +32,19 @@ from kvist.tiers.base import BlockMeta, LoadJob, LookupStatus, Outcome, StoreJob
 
 A, B = space("a"), space("b", tenant="someone")
 ROOM_BLOCKS = 12
+
+
+class _Overwriting:
+    """Nothing was lost yet; but now that somebody has asked, the block gets other bytes."""
+
+    def __init__(self, blocks: dict[BlockKey, bytearray]) -> None:
+        self.blocks = blocks
+
+    def __contains__(self, key: object) -> bool:
+        assert isinstance(key, bytes)
+        block = self.blocks.pop(BlockKey(key))
+        block[:] = bytes(len(block))
+        return False
 
 
 class TierContract(ForeignContract):
@@ -123,6 +138,37 @@ class TierContract(ForeignContract):
         assert driver.wait(10**6).outcomes == (Outcome.DONE,)
         data[:] = bytes(len(data))
         assert driver.load(A, [key]) == [block_bytes(key)]
+
+    def test_a_block_that_is_lost_while_it_is_read_is_not_kept(self, driver: TierDriver) -> None:
+        """A block that was lent as it lay on the device, and evicted under the tier's eyes."""
+        if not driver.tier.reads_in_place:
+            return  # it is lent copies only
+        keys = tuple(chain("x", 3))
+        blocks = tuple(memoryview(bytearray(block_bytes(key))) for key in keys)
+        driver.tier.submit_store(
+            StoreJob(10**6, A.digest, keys, blocks, metas(keys), frozenset(keys[1:2]))
+        )
+        done = driver.wait(10**6)
+        assert done.outcomes == (Outcome.DONE, Outcome.CANCELLED, Outcome.DONE)
+        assert driver.hits(A, keys) == [True, False, True]
+        assert driver.store(A, keys[1:2])[0] is Outcome.DONE, "it can be stored again"
+        assert driver.load(A, keys) == [block_bytes(key) for key in keys]
+        driver.tier.check()
+
+    def test_whether_a_block_is_lost_is_asked_when_its_bytes_were_read(
+        self, driver: TierDriver
+    ) -> None:
+        """Asked before, the block could change between the answer and the reading."""
+        if not driver.tier.reads_in_place:
+            return
+        keys = tuple(chain("x", 3))
+        blocks = {key: bytearray(block_bytes(key)) for key in keys}
+        buffers = tuple(memoryview(block).toreadonly() for block in blocks.values())
+        asked = _Overwriting(blocks)
+        driver.tier.submit_store(StoreJob(10**6, A.digest, keys, buffers, metas(keys), asked))
+        assert driver.wait(10**6).outcomes == (Outcome.DONE,) * 3
+        assert not asked.blocks, "it asked for all of them"
+        assert driver.load(A, keys) == [block_bytes(key) for key in keys]
 
     # ---- identity
 

@@ -21,6 +21,7 @@ class WrappedTier(Tier):
         self.name = inner.name
         self.medium = inner.medium
         self.lossless = inner.lossless
+        self.reads_in_place = inner.reads_in_place
         self.inner = inner
 
     def open_namespace(self, namespace: Namespace) -> None:

@@ -10,8 +10,9 @@ Every call returns at once. Work with bytes is *submitted* as a job and told by 
     submit_store(job) ┴─▶ threads of the tier ─▶ poll() ─▶ JobDone(job_id, an outcome a key)
 
 A job's buffers belong to the caller and are lent to the tier from `submit` until its `JobDone` was
-polled: no block is reused under a transfer. Everything that goes wrong with stored bytes (gone,
-damaged, late, device dead) is an outcome, never an exception: *a failed load is a miss*.
+polled: no block is reused under a transfer, but for those that `StoreJob.lost` names. Everything
+that goes wrong with stored bytes (gone, damaged, late, device dead) is an outcome, never an
+exception: *a failed load is a miss*.
 
 The contract is kept so that it maps onto the tiers of other engines (vLLM's SecondaryTierManager,
 SGLang's HiCacheStorage, LMCache's L2 adapters); `kvist.testing` has a client shaped like each. It
@@ -24,7 +25,7 @@ the tier's own threads.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -32,6 +33,9 @@ from kvist.errors import IntegrityError
 from kvist.keys import BlockKey
 
 NAMESPACE_BYTES = 32
+
+LOST = "lost"
+"""Reason of a store that `StoreJob.lost` came before."""
 
 
 class LookupStatus(StrEnum):
@@ -59,7 +63,7 @@ class Outcome(StrEnum):
     MISS      a load found nothing
     DAMAGED   a load found bytes that are not what was stored; they are dropped
     LATE      a load was not done by its deadline
-    CANCELLED `Tier.cancel` came first
+    CANCELLED `Tier.cancel` came first, or a store's buffer was lost
     REFUSED   a store was not admitted: policy, budget, quota, or it is there already
     FAILED    the device or server did not do it; the reason says what it said
     ========= ==================================================================================
@@ -213,6 +217,10 @@ class StoreJob:
         One contiguous view of bytes a key: the whole block, raw. Read only.
     meta : tuple of BlockMeta
         One a key.
+    lost : container of BlockKey
+        Keys whose buffers have, or will soon have, other bytes in them. It grows while the job is
+        under way, always before the bytes change: who looks after the last byte was read knows
+        whether all of them were the block's. Empty unless `Tier.reads_in_place`.
     """
 
     job_id: int
@@ -220,6 +228,7 @@ class StoreJob:
     keys: tuple[BlockKey, ...]
     buffers: tuple[memoryview, ...]
     meta: tuple[BlockMeta, ...]
+    lost: Container[BlockKey] = frozenset()
 
 
 def _check_buffers(job: LoadJob | StoreJob, nbytes: int) -> None:
@@ -289,6 +298,12 @@ class Tier(ABC):
 
     lossless: bool = True
     """Whether copies made from now on are bit for bit what they are copies of."""
+
+    reads_in_place: bool = False
+    """Whether it looks at `StoreJob.lost` between reading a block and letting it be found.
+
+    If so, stores lend it the blocks themselves and not copies of them.
+    """
 
     @abstractmethod
     def open_namespace(self, namespace: Namespace) -> None:

@@ -5,8 +5,16 @@ sequences. Threads: step thread only.
 
 ::
 
-    sealed ──▶ pending ──copy──▶ staging slot ──▶ StoreJob to each tier that lacks it ──▶ slot free
-                  └─ evicted before there was a slot: it is not kept, and that is told
+    sealed ──▶ pending ──lend──▶ StoreJob to each tier that lacks it ──▶ kept
+                  │                 └─ evicted meanwhile: lost ──copy──▶ staging slot, and once more
+                  └─ evicted before it was sent ──copy──▶ staging slot ──▶ StoreJob ──▶ slot free
+
+Where the device's memory is the host's, tiers read the block itself: no thread copies anything to
+lend it. An evicted block is told of as *lost* before its bytes change, and copied to a slot then; a
+tier that asks for lost blocks after its last look at the bytes can therefore trust what it read.
+Where the memory is a GPU's, or a tier asks for nothing, every block is copied to a slot first. What
+is evicted when no slot is free is not kept, and that is told. This is a seqlock, of which the
+writer is the evicting thread; ours differs in that a reader that comes too late is handed a copy.
 
 When a block becomes pending is the policy's:
 
@@ -20,7 +28,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvist.errors import ConfigError, IntegrityError
 from kvist.events import BlocksDemoted, DemotionFailed, EventLog
@@ -78,6 +86,19 @@ class Sealed:
     depth: int
 
 
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """Blocks lent to tiers as they lie on the device.
+
+    `lost` were evicted meanwhile; what of them found a slot in time is in `saved`.
+    """
+
+    blocks: dict[BlockKey, Sealed]
+    num_jobs: int = 0
+    lost: set[BlockKey] = field(default_factory=set)
+    saved: dict[BlockKey, int] = field(default_factory=dict)
+
+
 class Demotions:
     """Stores to several tiers.
 
@@ -88,6 +109,8 @@ class Demotions:
     staging : Staging
     events : EventLog
     policy : WritePolicy
+    in_place : bool
+        Whether tiers may read blocks where `DeviceBytes.landing` says that they lie.
 
     Attributes
     ----------
@@ -102,6 +125,8 @@ class Demotions:
         staging: Staging,
         events: EventLog,
         policy: WritePolicy,
+        *,
+        in_place: bool = False,
     ) -> None:
         self.recompute_s = 0.0
         self._links = links
@@ -109,6 +134,8 @@ class Demotions:
         self._staging = staging
         self._events = events
         self._policy = policy
+        self._in_place = in_place
+        self._flights: dict[BlockKey, _Flight] = {}
         self._keeps_books = policy.on_eviction or policy.min_uses > 1
         self._pending: OrderedDict[BlockKey, Sealed] = OrderedDict()
         # Of findable blocks, where the policy has to know them later.
@@ -122,9 +149,9 @@ class Demotions:
         return len(self._pending)
 
     @property
-    def num_staged(self) -> int:
-        """Blocks whose copies are under way."""
-        return self._staging.num_slots - self._staging.num_free
+    def num_sent(self) -> int:
+        """Blocks that tiers have yet to read, or to say what became of."""
+        return self._staging.num_slots - self._staging.num_free + len(self._flights)
 
     # ------------------------------------------------------------------ what happened
 
@@ -150,13 +177,20 @@ class Demotions:
 
     def evicted(self, block_id: int, key: BlockKey) -> None:
         """A block leaves the device; its bytes are still there during the call."""
-        block = self._known.pop(key, None)
-        self._uses.pop(key, None)
+        if self._keeps_books:
+            block = self._known.pop(key, None)
+            self._uses.pop(key, None)
+            if block is not None and self._policy.on_eviction:
+                self._copy_and_send([block])
+        flight = self._flights.get(key)
+        if flight is not None and key not in flight.lost:
+            flight.lost.add(key)
+            slot = self._copy(flight.blocks[key])
+            if slot is not None:
+                flight.saved[key] = slot
         pending = self._pending.pop(key, None)
         if pending is not None:
-            self._lose("no slot was free before it was evicted")
-        elif block is not None and self._policy.on_eviction:
-            self._send([block], "no slot was free when it was evicted")
+            self._copy_and_send([pending])
 
     @property
     def num_evictable(self) -> int:
@@ -172,39 +206,63 @@ class Demotions:
     # ------------------------------------------------------------------ sending
 
     def pump(self) -> None:
-        """Copy pending blocks, oldest first, as slots are free, and hand them to the tiers."""
-        while self._pending and self._staging.num_free:
+        """Hand pending blocks to the tiers, oldest first, as far as there is room for copies."""
+        while self._pending and (room := self._staging.num_slots - self.num_sent) > 0:
             namespace = next(iter(self._pending.values())).namespace
             blocks: list[Sealed] = []
             for block in self._pending.values():
-                if block.namespace != namespace or len(blocks) >= self._job_blocks:
+                if block.namespace != namespace or len(blocks) >= min(room, self._job_blocks):
                     break
                 blocks.append(block)
-            del blocks[self._staging.num_free :]
             for block in blocks:
                 del self._pending[block.key]
-            self._send(blocks, "")
+            self._send(blocks)
 
-    def _send(self, blocks: list[Sealed], excuse: str) -> None:
-        """Stage blocks of one namespace that some tier lacks."""
+    def _send(self, blocks: list[Sealed]) -> None:
+        """Lend blocks of one namespace to the tiers that lack them, or copies if need be."""
         namespace = blocks[0].namespace
         wanted = [self._lacking(link, namespace, blocks) for link in self._links]
+        if not self._in_place or not all(
+            link.tier.reads_in_place for link, keys in zip(self._links, wanted, strict=True) if keys
+        ):
+            self._send_copies(blocks, wanted)
+            return
+        flight = _Flight({})
+        for number, keys in enumerate(wanted):
+            mine = [block for block in blocks if block.key in keys]
+            if mine:
+                flight.num_jobs += 1
+                flight.blocks.update((block.key, block) for block in mine)
+                self._lend(number, mine, flight)
+        self._flights.update(dict.fromkeys(flight.blocks, flight))
+
+    def _copy_and_send(self, blocks: list[Sealed]) -> None:
+        """Copy blocks of one namespace that some tier lacks: they are about to be overwritten."""
+        wanted = [self._lacking(link, blocks[0].namespace, blocks) for link in self._links]
+        self._send_copies(blocks, wanted)
+
+    def _send_copies(self, blocks: list[Sealed], wanted: list[frozenset[BlockKey]]) -> None:
         slots: dict[BlockKey, int] = {}
         for block in blocks:
-            if not any(block.key in keys for keys in wanted):
-                continue
-            slot = self._staging.take()
-            if slot is None:
-                self._lose(excuse)
-                continue
-            self._device.read(block.block_id, self._staging.view(slot))
-            slots[block.key] = slot
+            if any(block.key in keys for keys in wanted):
+                slot = self._copy(block)
+                if slot is None:
+                    self._lose("no slot was free before it was evicted")
+                else:
+                    slots[block.key] = slot
         for number, keys in enumerate(wanted):
             mine = [block for block in blocks if block.key in keys and block.key in slots]
             if mine:
-                self._store(number, namespace, mine, [slots[block.key] for block in mine])
+                self._store(number, mine, [slots[block.key] for block in mine])
         for slot in slots.values():
             self._staging.release(slot)
+
+    def _copy(self, block: Sealed) -> int | None:
+        """Return a slot with a copy of a block, and a reference; ``None`` if none is free."""
+        slot = self._staging.take()
+        if slot is not None:
+            self._device.read(block.block_id, self._staging.view(slot))
+        return slot
 
     def _lacking(
         self, link: TierLink, namespace: bytes, blocks: list[Sealed]
@@ -220,7 +278,42 @@ class Demotions:
             if answer.status not in there or (link.tier.lossless and not answer.exact)
         )
 
-    def _store(self, number: int, namespace: bytes, blocks: list[Sealed], slots: list[int]) -> None:
+    def _lend(self, number: int, blocks: list[Sealed], flight: _Flight) -> None:
+        """Let a tier read blocks where they lie; what is lost meanwhile is sent again, copied."""
+        link = self._links[number]
+
+        def on_done(done: JobDone) -> None:
+            outcomes = Counter(done.outcomes)
+            saved = [
+                block
+                for block, outcome in zip(blocks, done.outcomes, strict=True)
+                if outcome is Outcome.CANCELLED and block.key in flight.saved
+            ]
+            if saved:
+                outcomes[Outcome.CANCELLED] -= len(saved)
+                self._store(number, saved, [flight.saved[block.key] for block in saved])
+            self._tell(link, done, outcomes)
+            flight.num_jobs -= 1
+            if not flight.num_jobs:
+                self._land(flight)
+
+        link.store(
+            blocks[0].namespace,
+            tuple(block.key for block in blocks),
+            tuple(self._device.landing(block.block_id).toreadonly() for block in blocks),
+            tuple(BlockMeta(block.parent, block.depth, self.recompute_s) for block in blocks),
+            on_done,
+            flight.lost,
+        )
+
+    def _land(self, flight: _Flight) -> None:
+        for slot in flight.saved.values():
+            self._staging.release(slot)
+        for key in flight.blocks:
+            if self._flights.get(key) is flight:
+                del self._flights[key]
+
+    def _store(self, number: int, blocks: list[Sealed], slots: list[int]) -> None:
         link = self._links[number]
         for slot in slots:
             self._staging.retain(slot)
@@ -228,23 +321,22 @@ class Demotions:
         def on_done(done: JobDone) -> None:
             for slot in slots:
                 self._staging.release(slot)
-            self._tell(link, done)
+            self._tell(link, done, Counter(done.outcomes))
 
         link.store(
-            namespace,
+            blocks[0].namespace,
             tuple(block.key for block in blocks),
             tuple(self._staging.view(slot).toreadonly() for slot in slots),
             tuple(BlockMeta(block.parent, block.depth, self.recompute_s) for block in blocks),
             on_done,
         )
 
-    def _tell(self, link: TierLink, done: JobDone) -> None:
-        outcomes = Counter(done.outcomes)
+    def _tell(self, link: TierLink, done: JobDone, outcomes: Counter[Outcome]) -> None:
         stored = outcomes.pop(Outcome.DONE, 0)
         if stored:
             event = BlocksDemoted(link.name, stored, done.stored_bytes, done.seconds)
             self._events.emit(event)
-        for outcome, times in outcomes.items():
+        for outcome, times in (+outcomes).items():
             self._events.emit(DemotionFailed(link.name, times, outcome.value, done.reason))
 
     def _lose(self, reason: str) -> None:
@@ -253,5 +345,5 @@ class Demotions:
     def check(self) -> None:
         """Raise `IntegrityError` unless slots and jobs agree."""
         self._staging.check()
-        if self.num_staged and not any(link.num_jobs for link in self._links):
-            raise IntegrityError(f"{self.num_staged} slots are lent and no job is under way")
+        if self.num_sent and not any(link.num_jobs for link in self._links):
+            raise IntegrityError(f"{self.num_sent} blocks are lent and no job is under way")

@@ -107,6 +107,11 @@ class DevicePool:
         """Bytes of a block."""
         return self.layout.block_bytes
 
+    @property
+    def is_host(self) -> bool:
+        """Whether `landing` is the block itself, and others may read it there."""
+        return self._bytes is not None
+
     def read(self, block_id: int, out: memoryview) -> None:
         """Copy the bytes of a block into host memory. Waits for what a GPU is doing."""
         if self._bytes is not None:

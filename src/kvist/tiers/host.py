@@ -31,6 +31,7 @@ from kvist.keys import BlockKey
 from kvist.policies.keeper import Keeper
 from kvist.sizes import format_size
 from kvist.tiers.base import (
+    LOST,
     BlockMeta,
     Entry,
     JobDone,
@@ -99,6 +100,8 @@ class HostTier(Tier):
         self._capacity_bytes = capacity_bytes
         self._codec = codec if codec is not None else RawCodec()
         self.lossless = self._codec.lossless
+        # Others may read a block twice over, and must not see it change.
+        self.reads_in_place = self._codec.wire_id == RawCodec.wire_id
         self._clock = clock
         self._checksum = SegmentChecksum()
         self._spaces: dict[bytes, Namespace] = {}
@@ -274,7 +277,12 @@ class HostTier(Tier):
                 # What continues a block that found no room would never be found.
                 if meta.parent not in turned_away:
                     record = self._keep(space, key, job.buffers[index], meta)
+                    if record is not None and key in job.lost:
+                        self._books.release(record, damaged=True)
+                        report.add(Outcome.CANCELLED, reason=LOST)
+                        continue
                     if record is not None:
+                        self._books.publish(record)
                         stored.append(record)
                         report.add(Outcome.DONE, record.stored_bytes)
                         continue
@@ -292,7 +300,10 @@ class HostTier(Tier):
     def _keep(
         self, space: Namespace, key: BlockKey, block: memoryview, meta: BlockMeta
     ) -> Record | None:
-        """Encode one block and lay it down; None if there is no room. The caller is its user."""
+        """Encode one block and lay it down, not to be found yet; None if there is no room.
+
+        The caller is its user.
+        """
         parts = self._codec.encode_block(block, space.segment_bytes, space.itemsize)
         ends = list(accumulate(map(len, parts)))
         checksums = [
@@ -315,7 +326,6 @@ class HostTier(Tier):
         except BaseException:
             self._books.release(record, damaged=True)
             raise
-        self._books.publish(record)
         return record
 
     def _space(self, job: LoadJob | StoreJob) -> Namespace:

@@ -10,7 +10,7 @@ does not end. So a dead tier costs a bounded time once, and then nothing until i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -129,10 +129,11 @@ class TierLink:
         buffers: tuple[memoryview, ...],
         meta: tuple[BlockMeta, ...],
         on_done: Callable[[JobDone], None],
+        lost: Container[BlockKey] = frozenset(),
     ) -> int:
         """Begin to keep; `on_done` is called by `poll`."""
         job_id = self._accept(_Job(on_done, len(keys), 0, is_load=False))
-        self.tier.submit_store(StoreJob(job_id, namespace, keys, buffers, meta))
+        self.tier.submit_store(StoreJob(job_id, namespace, keys, buffers, meta, lost))
         return job_id
 
     def _accept(self, job: _Job) -> int:

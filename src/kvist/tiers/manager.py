@@ -96,7 +96,9 @@ class TierManager:
     load_policy : {"auto", "always", "never"}
         ``auto`` decides between loading and computing; the others are what it is measured against.
     staging_blocks : int
-        Copies on their way down at most.
+        Blocks on their way down at most.
+    in_place : bool
+        Whether tiers may read blocks of the device where they lie, instead of copies.
     block_tokens : int
         Tokens a block, for the time that computing one takes.
     clock : callable
@@ -125,6 +127,7 @@ class TierManager:
         write_policy: WritePolicy,
         load_policy: str = "auto",
         staging_blocks: int = 128,
+        in_place: bool = False,
         block_tokens: int = 16,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -140,7 +143,9 @@ class TierManager:
         segments = range(len(identity.segment_bytes))
         self._promotions = Promotions(self._links, device, segments, events, clock)
         self._staging = Staging(staging_blocks, device.block_bytes)
-        self._demotions = Demotions(self._links, device, self._staging, events, write_policy)
+        self._demotions = Demotions(
+            self._links, device, self._staging, events, write_policy, in_place=in_place
+        )
         self._namespaces: dict[str, bytes] = {}
         self._woken = threading.Event()
         for link in self._links:
@@ -300,7 +305,7 @@ class TierManager:
     @property
     def num_pending(self) -> int:
         """Copies that are yet to be made, or under way."""
-        return self._demotions.num_pending + self._demotions.num_staged
+        return self._demotions.num_pending + self._demotions.num_sent
 
     # ------------------------------------------------------------------ looks
 

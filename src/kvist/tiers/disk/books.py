@@ -158,12 +158,11 @@ class Books:
         self._enter(record, header, State.WRITING)
         return record
 
-    def publish(self, record: Record, seq: int) -> bool:
+    def publish(self, record: Record, header: Header, seq: int) -> bool:
         """Make a written record findable; ``False``, and doomed, if its tenant's room is full now.
 
         Several blocks of one tenant may have been on their way in side by side.
         """
-        header = Header.unpack(record.data, self._checksum)
         self._leave_state(record)
         record.seq = seq
         if record.kind is Kind.BLOCK and not self._fits(record):

@@ -8,6 +8,7 @@ Threads: any; see `kvist.codecs.base`.
 from __future__ import annotations
 
 import json
+from collections.abc import Container
 from dataclasses import asdict, dataclass
 
 from kvist.codecs.base import Codec
@@ -26,7 +27,8 @@ RAW = 0
 class Put:
     """A record on its way in: encoded, and not yet anywhere.
 
-    `segments` are the encoded bytes of each segment, `digests` their checksums.
+    `segments` are the encoded bytes of each segment, `digests` their checksums; `lost` is that of
+    its `StoreJob`.
     """
 
     namespace: bytes
@@ -37,6 +39,7 @@ class Put:
     exact: bool
     wire_id: int
     kind: Kind = Kind.BLOCK
+    lost: Container[BlockKey] = frozenset()
 
     @property
     def stored_bytes(self) -> int:
@@ -59,7 +62,14 @@ class Coder:
         self._checksum = checksum
         self._decoders: dict[int, Codec] = {codec.wire_id: codec}
 
-    def encode(self, label: Namespace, key: BlockKey, block: memoryview, meta: BlockMeta) -> Put:
+    def encode(
+        self,
+        label: Namespace,
+        key: BlockKey,
+        block: memoryview,
+        meta: BlockMeta,
+        lost: Container[BlockKey] = frozenset(),
+    ) -> Put:
         """Encode a block and compute its checksums; keeps views of `block`."""
         segments = self._codec.encode_block(block, label.segment_bytes, label.itemsize)
         return Put(
@@ -73,6 +83,7 @@ class Coder:
             ),
             self._codec.lossless,
             self._codec.wire_id,
+            lost=lost,
         )
 
     def describe(self, label: Namespace) -> Put:

@@ -88,8 +88,8 @@ class Files:
 
     def write(self, fd: int, buffers: Sequence[memoryview | bytes], offset: int) -> None:
         """Write `buffers` one after the other at `offset`."""
-        views = [memoryview(buffer) for buffer in buffers]
-        done = 0
+        done = os.pwritev(fd, buffers, offset)
+        views = _after([memoryview(buffer) for buffer in buffers], done)
         while views:
             count = os.pwritev(fd, views, offset + done)
             done += count

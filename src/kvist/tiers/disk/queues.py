@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import Condition
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from kvist.errors import IntegrityError
 from kvist.keys import BlockKey
@@ -80,6 +80,10 @@ class StoreItem(NamedTuple):
     def ident(self) -> bytes:
         """Its name among all namespaces."""
         return self.job.namespace + self.key
+
+
+StoreEnd: TypeAlias = tuple[StoreItem, Outcome, int, str]
+"""A key that was to be written, what became of it, bytes stored, and why not."""
 
 
 class Queues:
@@ -217,15 +221,20 @@ class Queues:
         """Say what became of a key that was to be read."""
         self._end(item.task, item.at, outcome, stored, why)
 
-    def end_store(self, item: StoreItem, outcome: Outcome, stored: int = 0, why: str = "") -> None:
-        """Say what became of a key that was to be written."""
+    def end_stores(self, ends: Iterable[StoreEnd]) -> None:
+        """Say what became of keys that were to be written."""
+        before = len(self._ended)
         with self._changed:
-            self._store_bytes -= item.task.label.block_bytes
-            if self._storing[item.ident] == 1:
-                del self._storing[item.ident]
-            else:
-                self._storing[item.ident] -= 1
-        self._end(item.task, item.at, outcome, stored, why)
+            for item, outcome, stored, why in ends:
+                self._store_bytes -= item.task.label.block_bytes
+                ident = item.ident
+                if self._storing[ident] == 1:
+                    del self._storing[ident]
+                else:
+                    self._storing[ident] -= 1
+                self._note(item.task, item.at, outcome, stored, why)
+        if len(self._ended) > before:
+            self._wake()
 
     def _start(self, task: Task) -> None:
         if task.started is None:
@@ -233,15 +242,18 @@ class Queues:
 
     def _end(self, task: Task, index: int, outcome: Outcome, stored: int, why: str) -> None:
         with self._changed:
-            task.outcomes[index] = outcome
-            task.stored += stored
-            task.left -= 1
-            if outcome is not Outcome.DONE and not task.reason:
-                task.reason = why or outcome.value
-            if task.left:
-                return
+            self._note(task, index, outcome, stored, why)
+        if not task.left:
+            self._wake()
+
+    def _note(self, task: Task, index: int, outcome: Outcome, stored: int, why: str) -> None:
+        task.outcomes[index] = outcome
+        task.stored += stored
+        task.left -= 1
+        if outcome is not Outcome.DONE and not task.reason:
+            task.reason = why or outcome.value
+        if not task.left:
             self._tell(task)
-        self._wake()
 
     def _end_all(self, task: Task, outcome: Outcome, why: str) -> None:
         with self._changed:

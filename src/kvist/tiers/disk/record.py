@@ -27,11 +27,13 @@ class Record:
         Whether this process writes it.
     readers : int
         Reads under way.
+    room_bytes : int
+        Bytes of the extents it occupies.
     """
 
     __slots__ = (
         "created_s", "data", "exact", "hits", "key", "kind", "mine", "namespace", "readers",
-         "runs", "seq", "state", "stored_bytes", "used",
+         "room_bytes", "runs", "seq", "state", "stored_bytes", "used",
     )  # fmt: skip
 
     def __init__(self, header: Header, data: bytes, seq: int, *, mine: bool) -> None:
@@ -43,6 +45,7 @@ class Record:
         self.key = header.key
         self.runs = header.runs
         self.exact = header.exact
+        self.room_bytes = EXTENT_BYTES * header.num_extents
         self.stored_bytes = header.stored_bytes
         self.created_s = header.created_s
         self.state = State.WRITING
@@ -59,11 +62,6 @@ class Record:
     def ident(self) -> bytes:
         """Its name among all namespaces."""
         return self.namespace + self.key
-
-    @property
-    def room_bytes(self) -> int:
-        """Bytes of the extents it occupies."""
-        return EXTENT_BYTES * sum(length for _, length in self.runs)
 
 
 @dataclass(slots=True)

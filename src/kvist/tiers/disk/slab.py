@@ -95,8 +95,11 @@ class Slab:
 
     def write(self, runs: Sequence[Run], buffers: Sequence[memoryview | bytes]) -> None:
         """Write the bytes of a record."""
+        found = pieces(runs, 0, sum(map(len, buffers)))
+        if len(found) == 1:
+            self._files.write(self._fd, buffers, found[0].offset)
+            return
         views = [memoryview(buffer) for buffer in buffers]
-        found = pieces(runs, 0, sum(map(len, views)))
         for (offset, _), part in zip(found, _cut(views, found), strict=True):
             self._files.write(self._fd, part, offset)
 

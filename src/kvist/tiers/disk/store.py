@@ -21,12 +21,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from typing import TypeAlias
 
 from kvist.codecs.base import Codec
 from kvist.errors import DamageError
 from kvist.keys import BlockKey
 from kvist.policies.base import Candidate
-from kvist.tiers.base import Namespace, Outcome
+from kvist.tiers.base import LOST, Namespace, Outcome
 from kvist.tiers.disk.coding import RAW, Coder, Put
 from kvist.tiers.disk.index import Row, State
 from kvist.tiers.disk.layout import NO_PARENT, Header, max_runs
@@ -37,6 +38,9 @@ from kvist.tiers.extents import EXTENT_BYTES, extents_for
 
 _LEASE_TRIES = 5
 _LEASE_PAUSE_S = 0.001
+
+Placed: TypeAlias = tuple[int, Put, Record, Header]
+"""Position in a batch, what is to be written, and where and how."""
 
 
 class DiskStore:
@@ -167,20 +171,23 @@ class DiskStore:
             If nothing could be stored: the index or the device did not do it.
         """
         answers = [(Outcome.REFUSED, "")] * (len(puts) + len(labels))
-        placed: list[tuple[int, Put, Record]] = []
+        placed: list[Placed] = []
         try:
             self._place(puts, labels, answers, placed)
-            written = []
-            for position, put, record in placed:
+            written: list[tuple[int, Record, Header]] = []
+            for position, put, record, header in placed:
                 try:
                     self.slab.write(record.runs, put.segments)
+                    if put.key in put.lost:
+                        answers[position] = (Outcome.CANCELLED, LOST)
+                        continue
                     self.slab.write_header(record.slot, record.data)
-                    written.append((position, record))
+                    written.append((position, record, header))
                 except OSError as error:
                     answers[position] = (Outcome.FAILED, error.strerror or str(error))
             self._publish(written, answers)
         finally:
-            for _, _, record in placed:
+            for _, _, record, _ in placed:
                 with self.lock:
                     if record.state is State.WRITING:
                         self.books.doom(record)
@@ -193,7 +200,7 @@ class DiskStore:
         puts: Sequence[Put],
         labels: dict[bytes, Namespace],
         answers: list[tuple[Outcome, str]],
-        placed: list[tuple[int, Put, Record]],
+        placed: list[Placed],
     ) -> None:
         """Step 1. Fills `placed`; on an error it is empty again, and the index as it was."""
         freed: list[Record] = []
@@ -210,11 +217,11 @@ class DiskStore:
                     self.ledger.free(record, next(seqs))
                 self.ledger.index.put(
                     Row(record.slot, record.seq, State.WRITING, record.data)
-                    for _, _, record in placed
+                    for _, _, record, _ in placed
                 )
         except BaseException:
-            self.ledger.undo([record for _, _, record in placed])
-            for _, _, record in placed:
+            self.ledger.undo([record for _, _, record, _ in placed])
+            for _, _, record, _ in placed:
                 with suppress(OSError):
                     self.slab.end_lease(record.slot)
             placed.clear()
@@ -238,7 +245,7 @@ class DiskStore:
         put: Put,
         seq: int,
         spared: set[bytes],
-        placed: list[tuple[int, Put, Record]],
+        placed: list[Placed],
         freed: list[Record],
     ) -> str:
         """Find room for one record and lease it; return why not."""
@@ -284,7 +291,8 @@ class DiskStore:
             tuple(zip(map(len, put.segments), put.digests, strict=True)),
             runs,
         )
-        placed.append((position, put, books.place(header, header.pack(self._checksum), seq)))
+        record = books.place(header, header.pack(self._checksum), seq)
+        placed.append((position, put, record, header))
         return ""
 
     def _lease(self, slot: int) -> bool:
@@ -296,23 +304,23 @@ class DiskStore:
         return False
 
     def _publish(
-        self, written: list[tuple[int, Record]], answers: list[tuple[Outcome, str]]
+        self, written: list[tuple[int, Record, Header]], answers: list[tuple[Outcome, str]]
     ) -> None:
         """Step 4."""
         if not written:
             return
         self._unsynced = True
-        published: list[tuple[int, Record, int]] = []
+        published: list[tuple[int, Record, Header, int]] = []
         with self.ledger.changing() as seqs:
-            for position, record in written:
+            for position, record, header in written:
                 seq = next(seqs)
                 if self.ledger.index.move(record.slot, record.seq, State.LIVE, seq):
-                    published.append((position, record, seq))
+                    published.append((position, record, header, seq))
                 else:
                     answers[position] = (Outcome.FAILED, "lost_lease")
         with self.lock:
-            for position, record, seq in published:
-                there = record.state is State.WRITING and self.books.publish(record, seq)
+            for position, record, header, seq in published:
+                there = record.state is State.WRITING and self.books.publish(record, header, seq)
                 answers[position] = (Outcome.DONE, "") if there else (Outcome.REFUSED, "no_room")
 
     # ------------------------------------------------------------------ upkeep, the same thread

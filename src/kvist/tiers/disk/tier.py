@@ -33,6 +33,7 @@ from kvist.tiers.base import (
     Usage,
 )
 from kvist.tiers.checksum import SegmentChecksum
+from kvist.tiers.disk.coding import RAW
 from kvist.tiers.disk.files import Files
 from kvist.tiers.disk.index import index_file_bytes
 from kvist.tiers.disk.layout import MAX_RECORD_BYTES, MAX_SEGMENTS, slab_bytes
@@ -117,6 +118,8 @@ class DiskTier(Tier):
         )
         self.notes = tuple(opened.notes)
         self.lossless = codec is None or codec.lossless
+        # Others may read a block twice over, and must not see it change.
+        self.reads_in_place = codec is None or codec.wire_id == RAW
         self._store = opened.store
         self._labels: dict[bytes, Namespace] = {}
         self._queues = Queues()

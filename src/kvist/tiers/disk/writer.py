@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from threading import Condition
 
 from kvist.tiers.base import Namespace, Outcome
 from kvist.tiers.disk.coding import Put
 from kvist.tiers.disk.index import StaleIndexError, is_damage
-from kvist.tiers.disk.queues import Queues, StoreItem
+from kvist.tiers.disk.queues import Queues, StoreEnd, StoreItem
 from kvist.tiers.disk.store import DiskStore
 
 BATCH_KEYS = 48
@@ -83,24 +83,30 @@ class Writer:
                 self._store_batch(batch)
             self._keep_house(idle=not batch)
         while batch := self._queues.next_stores(BATCH_KEYS, BATCH_BYTES, 0.0):
-            for item in batch:
-                self._queues.end_store(item, Outcome.CANCELLED)
+            self._queues.end_stores((item, Outcome.CANCELLED, 0, "") for item in batch)
 
     # ------------------------------------------------------------------ stores
 
     def _store_batch(self, batch: list[StoreItem]) -> None:
         puts: list[Put] = []
         items: list[StoreItem] = []
+        ends: list[StoreEnd] = []
+        trouble = self.trouble()
         for item in batch:
             if item.task.cancelled:
-                self._queues.end_store(item, Outcome.CANCELLED)
-            elif trouble := self.trouble():
-                self._queues.end_store(item, Outcome.REFUSED, 0, trouble)
-            elif (put := self._encode(item)) is not None:
+                ends.append((item, Outcome.CANCELLED, 0, ""))
+            elif trouble:
+                ends.append((item, Outcome.REFUSED, 0, trouble))
+            elif isinstance(put := self._encode(item), Put):
                 puts.append(put)
                 items.append(item)
-        if not puts:
-            return
+            else:
+                ends.append((item, Outcome.FAILED, 0, put))
+        if puts:
+            ends += self._write(items, puts)
+        self._queues.end_stores(ends)
+
+    def _write(self, items: list[StoreItem], puts: list[Put]) -> Iterator[StoreEnd]:
         try:
             self._sweep()
             labels = {put.namespace: self._labels[put.namespace] for put in puts}
@@ -110,17 +116,16 @@ class Writer:
             self._mend(error)
         self._note_trouble(answers)
         for item, put, (outcome, why) in zip(items, puts, answers, strict=True):
-            stored = put.stored_bytes if outcome is Outcome.DONE else 0
-            self._queues.end_store(item, outcome, stored, why)
+            yield item, outcome, put.stored_bytes if outcome is Outcome.DONE else 0, why
 
-    def _encode(self, item: StoreItem) -> Put | None:
+    def _encode(self, item: StoreItem) -> Put | str:
+        """Return a block ready to be written, or what its codec said."""
         label = item.task.label
         try:
             block = item.job.buffers[item.at]
-            return self._store.coder.encode(label, item.key, block, item.meta)
+            return self._store.coder.encode(label, item.key, block, item.meta, item.job.lost)
         except Exception as error:  # noqa: BLE001 - a codec may raise anything
-            self._queues.end_store(item, Outcome.FAILED, 0, f"{type(error).__name__}: {error}")
-            return None
+            return f"{type(error).__name__}: {error}"
 
     def _note_trouble(self, answers: list[tuple[Outcome, str]]) -> None:
         outcomes = {outcome for outcome, _ in answers}
