@@ -1,4 +1,4 @@
-"""kill -9 with a write in flight, again and again; and two processes that write at once.
+"""kill -9 with a write in flight, again and again, or at odd points; and two processes at once.
 
 Guards: what was told to be stored is there and whole after any death; what was in flight is there
 whole or not at all; its room comes back; processes that share a directory never read wrong bytes,
@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,11 @@ import pytest
 from kvist.keys import BlockKey
 from kvist.testing.tier_driver import TierDriver, block_bytes, block_key, chain, space
 from kvist.tiers.base import Outcome
+from kvist.tiers.checksum import SegmentChecksum
+from kvist.tiers.disk import archive, care
+from kvist.tiers.disk.index import INDEX_NAME
+from kvist.tiers.disk.opening import open_store
+from kvist.tiers.disk.slab import SLAB_NAME
 from kvist.tiers.disk.tier import DiskTier
 
 BUDGET = 16 << 20
@@ -116,6 +122,109 @@ def test_killed_while_writing(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_killed_while_writing_200_times(tmp_path: Path) -> None:
     kill_loop(tmp_path / "store", 200)
+
+
+def at_work(directory: Path, copy: Path, what: str, rng: random.Random) -> None:
+    """Do one thing to a store that is not the daily one."""
+    if what in ("serve", "resize"):
+        tier = DiskTier(directory, BUDGET if what == "serve" else rng.choice(SIZES))
+        driver = TierDriver(tier, LABEL)
+        driver.store(LABEL, rng.sample(KEYS, 8))
+        tier.delete(LABEL.digest, rng.sample(KEYS, 3))
+        tier.drain(1.0)
+        tier.close()
+    elif what == "repair":
+        care.repair(directory, SegmentChecksum(), time.time())
+    else:
+        store = open_store(directory, None, rebuild=what == "rebuild").store
+        if what == "gc":
+            care.collect(store, directory, 0.01, time.time())
+        elif what == "restore":
+            archive.restore(store, copy)
+        store.close()
+
+
+SIZES = (9 << 20, 12 << 20, 18 << 20)
+WORK = ("serve", "resize", "rebuild", "repair", "gc", "restore")
+KEYS = [key for number in range(8) for key in chain(("odd", number), 4)]
+
+
+def killed_at_odd_points(place: Path, deaths: int) -> None:
+    directory, copy = place / "store", place / "copy"
+    tier = DiskTier(directory, BUDGET)
+    TierDriver(tier, LABEL).store(LABEL, KEYS[:16])
+    tier.close()
+    store = open_store(directory, None).store
+    archive.backup(store, copy)
+    store.close()
+    rng = random.Random(4)
+    died: Counter[str] = Counter()
+    while died.total() < deaths or len(died) < len(WORK):
+        what, seed = rng.choice(WORK), rng.random()
+        pid = in_child(lambda: at_work(directory, copy, what, random.Random(seed)))  # noqa: B023
+        time.sleep(rng.random() ** 2 * 0.05)
+        os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        assert code in (0, -signal.SIGKILL), f"{what} failed by itself"
+        died[what] += code != 0
+
+        budget = rng.choice(SIZES)
+        tier = DiskTier(directory, budget)
+        driver = TierDriver(tier, LABEL)
+        for key, got in zip(KEYS, driver.load(LABEL, KEYS), strict=True):
+            assert got in (block_bytes(key), Outcome.MISS)
+        fresh = chain(("fresh", died.total(), seed), 2)
+        assert driver.store(LABEL, fresh) == (Outcome.DONE,) * 2
+        assert driver.load(LABEL, fresh) == [block_bytes(key) for key in fresh]
+        tier.check()
+        files = [directory, *directory.iterdir()]
+        assert sum(file.stat().st_blocks * 512 for file in files) <= budget
+        assert {file.name.split("-")[0] for file in files[1:]} == {SLAB_NAME, INDEX_NAME}
+        tier.close()
+
+
+def test_killed_while_opening_resizing_repairing(tmp_path: Path) -> None:
+    killed_at_odd_points(tmp_path, 20)
+
+
+@pytest.mark.slow
+def test_killed_while_opening_resizing_repairing_200_times(tmp_path: Path) -> None:
+    killed_at_odd_points(tmp_path, 200)
+
+
+@pytest.mark.slow
+def test_a_process_that_is_stopped_in_the_middle_of_a_transaction(tmp_path: Path) -> None:
+    """It holds the index and cannot be told from one at work: reads go on, stores come back."""
+    tier = DiskTier(tmp_path / "store", BUDGET)
+    driver = TierDriver(tier, LABEL)
+    keys = chain("x", 4)
+    driver.store(LABEL, keys)
+    listen, told = os.pipe()
+
+    def stop_there() -> None:
+        other = DiskTier(tmp_path / "store", BUDGET)
+        other._store.ledger.index._db.execute("BEGIN IMMEDIATE")
+        os.write(told, b"x")
+        time.sleep(600)
+
+    pid = in_child(stop_there)
+    try:
+        assert os.read(listen, 1)
+        os.kill(pid, signal.SIGSTOP)
+        assert driver.load(LABEL, keys) == [block_bytes(key) for key in keys]
+        assert driver.store(LABEL, chain("y", 2)) == (Outcome.FAILED,) * 2
+        assert driver.store(LABEL, chain("y", 2)) == (Outcome.REFUSED,) * 2
+        assert driver.load(LABEL, keys) == [block_bytes(key) for key in keys]
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    give_up = time.monotonic() + 20.0
+    while driver.store(LABEL, chain("z", 2)) != (Outcome.DONE,) * 2:
+        assert time.monotonic() < give_up
+        time.sleep(0.1)
+    tier.check()
+    tier.close()
 
 
 def share(directory: Path, seed: int, seconds: float) -> None:

@@ -12,8 +12,11 @@ from typer.testing import CliRunner
 
 from kvist.cli import app
 from kvist.codecs.registry import make_codec
+from kvist.errors import ConfigError
 from kvist.testing.tier_driver import TierDriver, block_bytes, chain, metas, space
 from kvist.tiers.base import Outcome
+from kvist.tiers.checksum import SegmentChecksum
+from kvist.tiers.disk.layout import Header, Kind
 from kvist.tiers.disk.slab import SLAB_NAME
 from kvist.tiers.disk.tier import DiskTier
 
@@ -116,6 +119,31 @@ def test_a_backup_has_no_room_in_the_tiers_own_directory(directory: Path) -> Non
     before = sorted(directory.iterdir())
     assert "bounded" in run(directory, "--backup", directory / "copy", code=2)["output"]
     assert sorted(directory.iterdir()) == before
+
+
+def test_a_backup_that_claims_more_than_there_is_memory(directory: Path, tmp_path: Path) -> None:
+    file = tmp_path / "backup"
+    run(directory, "--backup", file)
+    whole = file.read_bytes()
+    start = 16 + int.from_bytes(whole[8:12], "little") - 4
+    segments = tuple((0xFFFF_FFFF, bytes(16)) for _ in range(15))
+    header = Header(
+        Kind.BLOCK, True, 0, 1, A.digest, KEYS[0], b"", 0, 0.0, 0.0, segments, ((0, 1),)
+    ).pack(SegmentChecksum())
+    file.write_bytes(whole[:start] + len(header).to_bytes(4, "little") + header + b"few bytes")
+    assert "cut short" in run(directory, "--restore", file, code=2)["output"]
+
+
+def test_a_slab_that_lost_both_superblocks_is_left_alone_and_can_be_repaired(
+    directory: Path,
+) -> None:
+    """Zeros where they were do not make it a new file: there are headers."""
+    with (directory / SLAB_NAME).open("r+b") as file:
+        file.write(bytes(8192))
+    with pytest.raises(ConfigError, match="left alone"):
+        DiskTier(directory, BUDGET)
+    run(directory, "--repair")
+    assert hits(directory) == 7
 
 
 def test_a_backup_that_is_damaged(directory: Path, tmp_path: Path) -> None:

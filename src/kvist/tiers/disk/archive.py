@@ -34,6 +34,7 @@ _U32 = struct.Struct("<I")
 _COUNT = struct.Struct("<Q")
 _BATCH_RECORDS = 32
 _BATCH_BYTES = 16 << 20
+_READ_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +240,12 @@ def _about(file: BinaryIO, path: Path) -> dict[str, Any]:
 
 
 def _exactly(file: BinaryIO, length: int, path: Path) -> bytes:
-    data = file.read(length)
-    if len(data) != length:
-        raise ConfigError(f"{path} is cut short; what came before the cut was restored")
-    return data
+    # Bit by bit: a length that somebody made up must not take the memory.
+    parts: list[bytes] = []
+    while length:
+        part = file.read(min(length, _READ_BYTES))
+        if not part:
+            raise ConfigError(f"{path} is cut short; what came before the cut was restored")
+        parts.append(part)
+        length -= len(part)
+    return b"".join(parts)

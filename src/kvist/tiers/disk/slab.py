@@ -272,7 +272,7 @@ def _is_blank(files: Files, fd: int) -> bool:
     """Whether the file is new, or somebody's who ended before the superblock was written.
 
     `write_superblock` begins with the second copy and syncs it; power lost before leaves sectors of
-    that one, and no headers. A slab in use looks so only if it lost both copies and all headers.
+    that one, and no headers. A slab that has headers and lost both copies is one to be repaired.
     """
     buffer = bytearray(DATA_START)
     files.read(fd, [memoryview(buffer)], 0)
@@ -281,8 +281,7 @@ def _is_blank(files: Files, fd: int) -> bool:
     buffer[second] = bytes(SUPERBLOCK_BYTES)
     if any(buffer) or not is_torn_superblock(torn):
         return False
-    num_zones = (files.size(fd) - DATA_START) // ZONE_BYTES if any(torn) else 0
-    for zone in range(num_zones):
+    for zone in range(max(0, files.size(fd) - DATA_START) // ZONE_BYTES):
         files.read(fd, [memoryview(buffer)], slot_offset(zone * ZONE_EXTENTS))
         if any(buffer):
             return False

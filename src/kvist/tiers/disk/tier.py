@@ -253,7 +253,8 @@ class DiskTier(Tier):
             used = overhead + books.arena.num_used * EXTENT_BYTES
             for digest, shelf in books.shelves.items():
                 label = self._labels.get(digest) or shelf.label
-                tenants[label.tenant if label else ""] += shelf.room_bytes
+                if shelf.room_bytes:
+                    tenants[label.tenant if label else ""] += shelf.room_bytes
             return Usage(self._budget_bytes, used, books.num_blocks, dict(tenants))
 
     def drain(self, timeout_s: float) -> bool:
