@@ -14,7 +14,6 @@ import random
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 
 import pytest
@@ -115,30 +114,43 @@ def du(directory):
     return total
 
 
-def started(script, *args):
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, *map(str, args)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-    assert process.stdout.readline() == "round\n", process.communicate()[1]
-    return process
+class Other:
+    """One of the scripts above in a process of its own, ended with the block that it is used in."""
 
+    def __init__(self, script, *args):
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", script, *map(str, args)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        self.rounds = 0
+        self._thread = threading.Thread(target=self._count)
 
-def stopped(process):
-    """Let it end; return how many rounds it made."""
-    told, error = process.communicate(timeout=60)
-    assert process.returncode == 0, error
-    return 1 + told.count("round")
+    def _count(self):
+        for _ in self._process.stdout:
+            self.rounds += 1
+
+    @property
+    def is_running(self):
+        return self._process.poll() is None
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info):
+        self._process.stdin.close()
+        code = self._process.wait()
+        self._thread.join()
+        self._process.stdout.close()
+        assert code == 0
 
 
 def test_all_at_once_stays_within_the_budget(tiny_folder, tmp_path, one_thread):
     directory = tmp_path / "kv"
     rng = random.Random(3)
-    others = []
     with (
         Du(directory) as seen,
         LLM(
@@ -149,20 +161,18 @@ def test_all_at_once_stays_within_the_budget(tiny_folder, tmp_path, one_thread):
             tiers=[f"disk:{BUDGET}:{directory}"],
         ) as llm,
     ):
-        try:
-            others.append(started(WRITER, directory, BUDGET))
-            others.append(started(KEEPER, directory, tmp_path / "copy"))
-            end = time.monotonic() + 6.0
-            while time.monotonic() < end:
+        with (
+            Other(WRITER, directory, BUDGET) as writer,
+            Other(KEEPER, directory, tmp_path / "copy") as keeper,
+        ):
+            others = (writer, keeper)
+            # Not so many seconds: a busy machine does less in them.
+            while min(other.rounds for other in others) < 8 or seen.samples < 1_000:
                 prompts = [[rng.randrange(250) for _ in range(400)] for _ in range(4)]
                 llm.generate(prompts, PARAMS, use_tqdm=False)
                 (state,) = llm.engine.scheduler.loads.tiers.states()
                 assert state.usage.used_bytes <= state.usage.capacity_bytes == BUDGET
-            rounds = [stopped(process) for process in others]
-        finally:
-            for process in others:
-                process.kill()
-                process.wait()
+                assert all(other.is_running for other in others)
         # What the others stored is on this one's bill too.
         assert llm.engine.scheduler.loads.tiers.drain(10)
         tier = llm.engine.scheduler.loads.tiers._links[0].tier
@@ -178,9 +188,7 @@ def test_all_at_once_stays_within_the_budget(tiny_folder, tmp_path, one_thread):
         for option in ("--repair", "--gc", "--verify"):
             done = CliRunner().invoke(app, ["inspect", str(directory), option])
             assert done.exit_code == 0, done.output
-    print(rounds, seen.samples, seen.most, seen.most_log, afterwards.samples, afterwards.most)
-    assert min(rounds) >= 3
-    assert seen.samples > 300
+    print([other.rounds for other in others], seen.samples, seen.most, seen.most_log)
     assert seen.most_log > 0
     assert 0 < seen.most <= BUDGET
     assert 0 < afterwards.most <= BUDGET
