@@ -7,6 +7,7 @@
 // who computes which job. What a job does stands in attend.hpp and prefill.hpp.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -72,7 +73,8 @@ Call check(const char* operation, nb::handle query_object, nb::handle pool_objec
     sizes.require(queries >= 1 && queries % layout.heads == 0, "query",
                   "has " + std::to_string(queries) + " heads, no multiple of " + std::to_string(layout.heads) +
                       " KV heads");
-    sizes.require(scale > 0.0f && softcap >= 0.0f, "scale, softcap", "must be above zero, and zero or above");
+    sizes.require(scale > 0.0f && softcap >= 0.0f && std::isfinite(scale) && std::isfinite(softcap), "scale, softcap",
+                  "must be above zero, and zero or above, and finite");
     sizes.require(contexts.block_size() == layout.block_size, "contexts",
                   "were made for a block_size of " + std::to_string(contexts.block_size()) + ", the layout has " +
                       std::to_string(layout.block_size));
@@ -159,6 +161,7 @@ void decode(nb::handle query, nb::handle pool, const Contexts& contexts, nb::han
     const auto& splits = contexts.splits();
     const auto count = static_cast<std::int64_t>(splits.size());
 
+    const Workspace::Use use(workspace);
     nb::gil_scoped_release release;
     std::vector<std::int64_t> before(count + 1, 0);  // tiles of all splits before one
     for (std::int64_t s = 0; s < count; ++s) before[s + 1] = before[s] + splits[s].end - splits[s].begin;
@@ -218,6 +221,7 @@ void prefill(nb::handle query, nb::handle pool, const Contexts& contexts, nb::ha
     const Geometry& g = call.geometry;
     const std::int64_t queries = call.queries();
 
+    const Workspace::Use use(workspace);
     nb::gil_scoped_release release;
     struct Some {
         std::int64_t sequence, begin, tokens;

@@ -8,6 +8,9 @@
 namespace kvist {
 namespace {
 
+// A tile counts its place within a block in sixteen bits.
+constexpr std::int64_t kMostSlots = std::int64_t{1} << 20;
+
 // Slots that a query may see among sixteen that begin at `start`.
 std::uint32_t visible(std::int64_t start, std::int64_t position, std::int64_t window) {
     std::uint32_t mask = 0xffff;
@@ -29,11 +32,17 @@ std::vector<std::int64_t> integers(const Sizes& sizes, const char* name, const T
 
 Contexts::Contexts(const char* operation, nb::handle seq_lens, nb::handle query_start, std::int64_t num_decodes,
                    std::int64_t block_size, std::int64_t window)
-    : num_decodes_(num_decodes), block_size_(block_size), window_(window) {
+    // Contexts have 32-bit lengths: what is longer than any of them cuts nothing.
+    : num_decodes_(num_decodes),
+      block_size_(block_size),
+      window_(window > std::numeric_limits<std::int32_t>::max() ? 0 : window) {
     Sizes sizes(operation);
     const Size R = sizes.symbol("R");
     const Tensor lengths("seq_lens", seq_lens), starts("query_start", query_start);
     sizes.require(block_size >= 1 && window >= 0, "block_size, window", "must be at least 1 and 0");
+    sizes.require(block_size <= kMostSlots, "block_size",
+                  "is " + std::to_string(block_size) + ", and a block has at most " + std::to_string(kMostSlots) +
+                      " slots");
     sizes.shape("seq_lens", lengths, {R});
     sizes.shape("query_start", starts, {Size(R.value() + 1)});
     lengths_ = integers(sizes, "seq_lens", lengths);

@@ -3,6 +3,11 @@
 #include <algorithm>
 
 namespace kvist {
+namespace {
+
+constexpr std::int64_t kMostElements = std::int64_t{1} << 48;
+
+}  // namespace
 
 Layout::Layout(std::int64_t num_layers, std::int64_t num_kv_heads, std::int64_t key_dim, std::int64_t value_dim,
                std::int64_t block_size, const std::string& packing_id)
@@ -15,6 +20,13 @@ Layout::Layout(std::int64_t num_layers, std::int64_t num_kv_heads, std::int64_t 
     const Sizes sizes("Layout");
     sizes.require(std::min({layers, heads, key_dim, value_dim, block_size}) >= 1,
                   "num_layers, num_kv_heads, key_dim, value_dim, block_size", "must be at least 1");
+    // Elements of a block as a product that fits: one that wraps around would fit a small pool.
+    std::int64_t elements = key_dim > kMostElements - value_dim ? kMostElements : key_dim + value_dim;
+    for (const std::int64_t factor : {layers, heads, block_size}) {
+        sizes.require(elements < kMostElements / factor, "num_layers, num_kv_heads, key_dim, value_dim, block_size",
+                      "make a block of more elements than any memory holds");
+        elements *= factor;
+    }
     sizes.require(paired || packing_id == "lhkv-1", "packing_id", "is " + packing_id + ", which no kernel here reads");
     sizes.require(!paired || (block_size % 16 == 0 && key_dim % 2 == 0), "packing_id",
                   "lhkv-2 needs slots in multiples of 16 and an even key_dim, but block_size is " +

@@ -66,6 +66,11 @@ Tensor::Tensor(const char* argument, nb::handle object) {
     }
     type_ = type_of(attribute(object, names().dtype));
     const nb::object shape = attribute(object, names().shape), stride = called(object, names().stride);
+    // They are read as the tuples that they are, without asking again.
+    if (!PyTuple_Check(shape.ptr()) || !PyTuple_Check(stride.ptr()) || nb::len(shape) != nb::len(stride)) {
+        throw nb::type_error(
+            (std::string(argument) + " is no tensor: its shape and strides are no tuples of one length").c_str());
+    }
     ndim_ = nb::len(shape);
     if (ndim_ > kMostAxes) {
         throw nb::value_error(
@@ -76,6 +81,11 @@ Tensor::Tensor(const char* argument, nb::handle object) {
         stride_[axis] = nb::cast<std::int64_t>(nb::handle(PyTuple_GET_ITEM(stride.ptr(), axis)));
     }
     data_ = reinterpret_cast<char*>(nb::cast<std::uintptr_t>(called(object, names().data_ptr)));
+    if (data_ != nullptr) return;
+    for (std::size_t axis = 0; axis < ndim_; ++axis) {
+        if (shape_[axis] == 0) return;
+    }
+    throw nb::value_error((std::string(argument) + " has elements and no memory").c_str());
 }
 
 }  // namespace kvist

@@ -19,9 +19,10 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "native"
 SITE = BUILD / "site"
 TESTS = [
-    "tests/contract/test_kernels.py",
     "tests/contract/test_native_border.py",
+    "tests/contract/test_native_border_fuzz.py",
     "tests/contract/test_linear.py::test_many_tokens_go_through_a_layer_as_few_do",
+    "tests/contract/test_kernels.py",
 ]
 INSIDE = "KVIST_CHECK_NATIVE"
 
@@ -94,6 +95,8 @@ def main() -> int:
         "ASAN_OPTIONS": "detect_leaks=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2"),
+        # Instrumented threads that spin for each other on cores they share take hours.
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive"),
     }
     command = [sys.executable, __file__, *sys.argv[1:]]
     return subprocess.run(command, check=False, env=environment).returncode
