@@ -134,7 +134,7 @@ def test_pieces_cover_each_context_once(block_size):
     tables = [[1000 * r + b for b in range(-(-c // block_size))] for r, c in enumerate(contexts)]
     batch = build([1] * 6, contexts, tables, block_size)
     seen = {}
-    for group in batch.pieces:
+    for group in batch.pieces():
         columns = zip(group.sequence, group.rank, group.blocks, group.tokens, strict=True)
         for sequence, rank, blocks, tokens in columns:
             used = blocks.tolist()[: -(-int(tokens) // block_size)]
@@ -146,9 +146,21 @@ def test_pieces_cover_each_context_once(block_size):
         assert sum(tokens for _, tokens in parts) == context
 
 
+@pytest.mark.parametrize("window", [1, 100, 512, 513, 5000])
+def test_pieces_under_a_window_show_it_and_no_more(window):
+    contexts = [1, 511, 513, 3000]
+    batch = build([1] * 4, contexts)
+    shown = dict.fromkeys(range(4), 0)
+    for group in batch.pieces(window):
+        for sequence, tokens, begin in zip(group.sequence, group.tokens, group.begin, strict=True):
+            assert 0 <= begin < tokens
+            shown[int(sequence)] += int(tokens - begin)
+    assert list(shown.values()) == [min(context, window) for context in contexts]
+
+
 def test_the_width_of_a_piece_is_its_own():
     widths = set()
     for others in ([], [1], [PIECE_TOKENS], [40, 3000]):
         batch = build([1] * (1 + len(others)), [40, *others])
-        widths |= {g.blocks.shape[1] for g in batch.pieces if 0 in g.sequence.tolist()}
+        widths |= {g.blocks.shape[1] for g in batch.pieces() if 0 in g.sequence.tolist()}
     assert len(widths) == 1

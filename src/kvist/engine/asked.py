@@ -15,9 +15,6 @@ from kvist.kernels.dispatch import KernelSet
 from kvist.kernels.options import AttentionOptions
 from kvist.spec import KVSpec
 
-NATIVE = frozenset({"cpp", "reference"})
-"""Backends that compute windows, caps and sinks themselves."""
-
 
 def layer_windows(spec: KVSpec) -> tuple[int | None, ...]:
     """Window of each layer by the config, in tokens; None where it sees everything."""
@@ -93,7 +90,10 @@ def describe_asked(
         *([f"sinks in {sinks} {of}"] if sinks else []),
     ]
     backend = next(name for operation, name, _ in kernels.report if operation == "decode")
-    by = backend if backend in NATIVE else f"reference, slowly, since {backend} knows none of it"
+    by = {
+        "sdpa": "reference, slowly, since sdpa knows none of it",
+        "torch": "torch, but prompts by reference, slowly" if caps or sinks else "torch",
+    }.get(backend, backend)
     lines = [f"attention: {', '.join(parts)}; computed by {by}"]
     if windows:
         lines.append(

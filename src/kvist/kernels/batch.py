@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -38,12 +37,15 @@ class PieceGroup:
         int64 [P, W], block ids; columns past the end of the context name block 0.
     tokens : Tensor
         int64 [P], how many of the W * S slots are context; at least 1.
+    begin : Tensor
+        int64 [P], the first of them that a window shows; 0 without one.
     """
 
     sequence: Tensor
     rank: Tensor
     blocks: Tensor
     tokens: Tensor
+    begin: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,8 +91,7 @@ class AttentionBatch:
 
     Notes
     -----
-    Immutable, except that `pieces` and `derived` are filled in at their first use, on the thread
-    that runs the model.
+    Immutable, except that `derived` is filled in at first uses, on the thread that runs the model.
     """
 
     query_start: Tensor
@@ -272,32 +273,44 @@ class AttentionBatch:
         """Blocks in a full piece of a context."""
         return max(1, PIECE_TOKENS // self.block_size)
 
-    @cached_property
-    def pieces(self) -> tuple[PieceGroup, ...]:
+    def pieces(self, window: int | None = None) -> tuple[PieceGroup, ...]:
         """Contexts of the decode sequences, cut after every `PIECE_TOKENS` tokens.
 
         Pieces are gathered at three widths (all of a piece, a fourth, a sixteenth), so that a short
-        context does not pay for 512 slots and the number of launches stays small.
+        context does not pay for 512 slots and the number of launches stays small. Those that lie
+        before a window of so many tokens are left out. Made once and kept.
         """
+        key = ("pieces", window)
+        found: tuple[PieceGroup, ...] | None = self.derived.get(key)
+        if found is None:
+            found = self.derived[key] = self._pieces(window)
+        return found
+
+    def _pieces(self, window: int | None) -> tuple[PieceGroup, ...]:
         full = self.piece_blocks
-        rows: dict[int, list[tuple[int, int, int, int]]] = {
+        rows: dict[int, list[tuple[int, int, int, int, int]]] = {
             width: [] for width in (-(-full // 16), -(-full // 4), full)
         }
         for sequence, context in enumerate(self.context_lens[: self.num_decodes]):
             blocks = -(-context // self.block_size)
+            hidden = 0 if window is None else max(0, context - window)
             for rank, first in enumerate(range(0, blocks, full)):
                 held = min(full, blocks - first)
                 tokens = min(context - first * self.block_size, held * self.block_size)
-                width = next(width for width in rows if width >= held)
-                rows[width].append((sequence, rank, first, tokens))
+                begin = max(0, hidden - first * self.block_size)
+                if begin < tokens:
+                    width = next(width for width in rows if width >= held)
+                    rows[width].append((sequence, rank, first, tokens, begin))
         return tuple(self._gather(width, group) for width, group in rows.items() if group)
 
-    def _gather(self, width: int, group: list[tuple[int, int, int, int]]) -> PieceGroup:
+    def _gather(self, width: int, group: list[tuple[int, int, int, int, int]]) -> PieceGroup:
         device = self.block_tables.device
-        sequence, rank, first, tokens = torch.tensor(group, dtype=torch.int64, device=device).T
+        sequence, rank, first, tokens, begin = torch.tensor(
+            group, dtype=torch.int64, device=device
+        ).T
         column = first[:, None] + torch.arange(width, device=device)
         blocks = self.block_tables.long()[
             sequence[:, None], column.clamp(max=self.block_tables.shape[1] - 1)
         ]
         inside = torch.arange(width, device=device) * self.block_size < tokens[:, None]
-        return PieceGroup(sequence, rank, blocks.where(inside, 0), tokens)
+        return PieceGroup(sequence, rank, blocks.where(inside, 0), tokens, begin)

@@ -50,13 +50,13 @@ def decode(
     count = batch.num_decodes
     if count == 0:
         return
-    if batch.runs is not None or not options.is_plain:
+    if batch.runs is not None:
         reference.decode(query, pool, layout, layer, batch, scale, out, lse, options)
         return
     heads, group = layout.num_kv_heads, query.shape[1] // layout.num_kv_heads
     blocks = layer_blocks(pool, layout, layer)
     scaled = (query[:count].float() * scale).view(count, heads, group, layout.key_dim)
-    pieces = batch.pieces
+    pieces = batch.pieces(options.window)
     depth = 1 + (max(batch.context_lens[:count]) - 1) // (batch.piece_blocks * batch.block_size)
     parts = scaled.new_zeros(count, depth, heads, group, layout.value_dim)
     totals = scaled.new_full((count, depth, heads, group), float("-inf"))
@@ -70,7 +70,11 @@ def decode(
             sequence, rank = piece.sequence[some], piece.rank[some]
             key, value = _gather(blocks, piece.blocks[some])
             unused = slot >= piece.tokens[some, None]  # [P, W * S]
+            if options.window is not None:
+                unused |= slot < piece.begin[some, None]
             scores = scaled[sequence] @ key.transpose(-1, -2)
+            if options.softcap is not None:
+                scores = options.softcap * (scores / options.softcap).tanh_()
             scores.masked_fill_(unused[:, None, None, :], float("-inf"))
             total = scores.logsumexp(-1)
             # A weight of zero does not silence a NaN in a slot that was never written.
@@ -85,9 +89,13 @@ def decode(
     for later in range(1, depth):
         merged = merged + parts[:, later] * weights[:, later, ..., None]
         norm = norm + weights[:, later]
+    total = top + norm.log()
+    if options.sinks is not None:
+        with_sink = torch.logaddexp(total, options.sinks.float().view(heads, group))
+        norm, total = norm * (with_sink - total).exp(), with_sink
     out[:count] = (merged / norm[..., None]).flatten(1, 2).to(out.dtype)
     if lse is not None:
-        lse[:count] = (top + norm.log()).flatten(1, 2)
+        lse[:count] = total.flatten(1, 2)
 
 
 def _gather(blocks: LayerBlocks, taken: Tensor) -> tuple[Tensor, Tensor]:
@@ -155,10 +163,13 @@ def prefill(
     of at most 256 queries see the keys up to their last position under a mask of [256, context], so
     that the work beyond the diagonal is skipped and memory stays bounded. Where torch has no fused
     kernel (Dk and Dv differ; a mask or fp32 on a GPU) the tiles are smaller and the scores of one
-    tile stay under 32 MiB. Torch's attention does not return the log-sum-exp and knows no options:
-    with any of them, or a context of runs, the reference runs instead.
+    tile stay under 32 MiB. With a window a tile sees the keys from its first query's on, under a
+    mask. Torch's attention does not return the log-sum-exp and knows neither caps nor sinks: with
+    any of these, or a context of runs, the reference runs instead.
     """
-    if lse is not None or batch.runs is not None or not options.is_plain:
+    window = options.window
+    capped = options.softcap is not None or options.sinks is not None
+    if lse is not None or batch.runs is not None or capped:
         reference.prefill(query, pool, layout, layer, batch, scale, out, lse, options)
         return
     blocks = layer_blocks(pool, layout, layer)
@@ -171,7 +182,7 @@ def prefill(
         start, first = batch.query_start_list[r], context - queries
         key, value = _contiguous_context(blocks, batch, r, dtype)
         mine = query[start : start + queries].transpose(0, 1)[None].to(dtype)  # [1, Q, t, Dk]
-        if first == 0 and fused_causal:
+        if first == 0 and fused_causal and (window is None or queries <= window):
             done = scaled_dot_product_attention(
                 mine, key, value, is_causal=True, scale=scale, enable_gqa=True
             )
@@ -182,13 +193,17 @@ def prefill(
             tile = max(1, min(tile, _SCORE_BYTES // (4 * query.shape[1] * context)))
         for begin in range(0, queries, tile):
             end = min(queries, begin + tile)
-            seen = first + end
+            unseen = 0 if window is None else max(0, first + begin - window + 1)
+            seen = slice(unseen, first + end)
             own = first + torch.arange(begin, end, device=pool.device)
-            allowed = torch.arange(seen, device=pool.device) <= own[:, None]
+            position = torch.arange(unseen, first + end, device=pool.device)
+            allowed = position <= own[:, None]
+            if window is not None:
+                allowed &= position > own[:, None] - window
             done = scaled_dot_product_attention(
                 mine[:, :, begin:end],
-                key[:, :, :seen],
-                value[:, :, :seen],
+                key[:, :, seen],
+                value[:, :, seen],
                 attn_mask=allowed,
                 scale=scale,
                 enable_gqa=True,
