@@ -23,6 +23,8 @@ def test_without_a_kv_cache_a_model_says_the_same(tiny_folder, one_thread):
         bench.measure(quiet)
         (table,) = bench.tables()
         assert [row["same_tokens"] for row in table.rows] == ["4 of 4"] * 2
+        # No more than sums in another order, in bf16: another model's would be nats apart.
+        assert all(0 < row["apart_nats"] < 0.1 for row in table.rows)
         # Cached: the prompt and three more. Without: 64 + 65 + 66 + 67. And what warms up.
         read = sum(c + 3 + 4 * c + 6 for c in (64, 400)) + 256 + 7
         assert opened.runner.num_forward_tokens - before == read

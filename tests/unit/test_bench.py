@@ -13,11 +13,12 @@ import pytest
 from typer.testing import CliRunner
 
 from kvist.cli import app
+from kvist.engine.sequence import TokenLogprobs
 from kvist.lab.bench.agents import AgentsBench, AgentsWorkload
 from kvist.lab.bench.block_size import BlockSizeBench, BlockSizeWorkload
 from kvist.lab.bench.cache import CacheBench, CacheWorkload
 from kvist.lab.bench.context import ContextBench, ContextWorkload
-from kvist.lab.bench.host import null_host
+from kvist.lab.bench.host import Host, Session, Timeline, null_host
 from kvist.lab.bench.ladder import LadderBench, LadderWorkload
 from kvist.lab.bench.paging import PagingBench
 from kvist.lab.bench.policies import PoliciesBench
@@ -57,6 +58,27 @@ def test_cache_times_a_token_against_its_whole_context():
     assert found[512]["recomputed_s"]["max"] == pytest.approx(STEP_S + 516 * TOKEN_S)
     assert found[512]["recomputed_s"]["repeats"] == 4
     assert found[512]["same_tokens"] == "5 of 5"
+
+
+def test_where_cache_and_no_cache_part_the_lead_says_whether_it_was_a_tie(monkeypatch):
+    def line(third: int, lead: float) -> Timeline:
+        made = Timeline(0.0, [0.0, 1.0, 2.0], [7, 8, third])
+        made.logprobs = [
+            TokenLogprobs(token, -0.5 - lead, 1, ((token, -0.5), (1, -0.5 - lead)))
+            for token in made.token_ids
+        ]
+        return made
+
+    lines = iter([line(9, 0.25), line(5, 0.5)])
+    monkeypatch.setattr(Session, "one", lambda *args, **options: next(lines))
+    monkeypatch.setattr(Host, "warm_up", lambda self: None)
+    bench = CacheBench(null_host(64, 16, 1024), CacheWorkload(contexts=(64,), tokens=2))
+    result = run(bench)
+    (row,) = rows(result, "tokens")
+    assert row["same_tokens"] == "2 of 3"
+    assert row["lead_nats"] == 0.5
+    assert row["apart_nats"] == 0.25
+    assert "0.500 nats" in result.facts[-1]
 
 
 def test_sessions_are_recorded_each_by_itself_and_replay_to_the_same_hits(tmp_path):

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvist.config import KVAllocation
+from kvist.engine.sequence import TokenLogprobs
+from kvist.lab.bench.host import Timeline
 from kvist.lab.bench.hosted import HostedBench
 from kvist.lab.bench.result import Chart, Column, Table, Tell
 
@@ -22,6 +24,8 @@ _COLUMNS = (
     Column("speedup", "no cache / cache, ×", 1),
     Column("kv_bytes", "KV held, MiB", 1, 1 / (1 << 20)),
     Column("same_tokens", "same tokens"),
+    Column("lead_nats", "where they part: lead of the likelier token, nats", 3),
+    Column("apart_nats", "log probabilities apart, nats", 3),
 )
 
 
@@ -68,21 +72,33 @@ class CacheBench(HostedBench[CacheWorkload]):
         done, total = 0, 2 * sum(contexts)
         for context in contexts:
             prompt = host.prompt(context)
-            said = []
+            lines = []
             for column, session in modes.items():
                 tell(done / total, f"{context} tokens, {column.removesuffix('_s')}")
-                line = session.one(prompt, work.tokens + 1)
+                line = session.one(prompt, work.tokens + 1, logprobs=2)
                 for gap in line.gaps_s:
                     self._samples.note(context, column, gap)
-                said.append(line.token_ids)
+                lines.append(line)
                 done += context
-            same = next(
-                (i for i, (a, b) in enumerate(zip(*said, strict=True)) if a != b), len(said[0])
-            )
+            self._compare(context, *lines)
             speedup = self._samples.ratio(context, "recomputed_s", "cached_s")
             self._samples.put(context, "speedup", speedup)
             self._samples.put(context, "kv_bytes", context * host.kv_token_bytes)
-            self._samples.put(context, "same_tokens", f"{same} of {len(said[0])}")
+
+    def _compare(self, context: int, cached: Timeline, recomputed: Timeline) -> None:
+        """Say how far both modes said the same, and how near a tie it was where they parted."""
+        put, total = self._samples.put, len(cached.token_ids)
+        pairs = zip(cached.token_ids, recomputed.token_ids, strict=True)
+        same = next((i for i, (a, b) in enumerate(pairs) if a != b), total)
+        put(context, "same_tokens", f"{same} of {total}")
+        if not (cached.logprobs and recomputed.logprobs):
+            return
+        likely = zip(cached.logprobs[:same], recomputed.logprobs[:same], strict=True)
+        apart = [abs(a.logprob - b.logprob) for a, b in likely]
+        if apart:
+            put(context, "apart_nats", max(apart))
+        if same < total:
+            put(context, "lead_nats", max(_lead(m.logprobs[same]) for m in (cached, recomputed)))
 
     def tables(self) -> tuple[Table, ...]:
         """See `Bench`."""
@@ -101,10 +117,18 @@ class CacheBench(HostedBench[CacheWorkload]):
             for row in self._samples.rows("context_tokens")[-1:]
             if row.get("speedup") is not None
         ]
-        return (
-            *found,
-            (
-                "Tokens of both modes may part where two are nearly as likely: sums run in another"
-                " order."
-            ),
-        )
+        rows = self._samples.rows("context_tokens")
+        leads = [lead for row in rows if isinstance(lead := row.get("lead_nats"), float)]
+        if leads:
+            found.append(
+                "Both modes run their sums in another order. Where they part, the likeliest token"
+                f" leads the next by {max(leads):.3f} nats at most: a tie, to the last bits of the"
+                " number format."
+            )
+        return tuple(found)
+
+
+def _lead(position: TokenLogprobs) -> float:
+    """By how much the likeliest token leads the next."""
+    (_, first), (_, second) = position.top[:2]
+    return first - second

@@ -24,7 +24,7 @@ from kvist.engine.null_runner import NullRunner
 from kvist.engine.recording import Recorder
 from kvist.engine.sampling import SamplingParams
 from kvist.engine.scheduler import Scheduler
-from kvist.engine.sequence import EngineRequest
+from kvist.engine.sequence import EngineRequest, TokenLogprobs
 from kvist.engine.step import StepPlan, Update
 from kvist.events import EventLog, RequestPreempted
 from kvist.keys import RootKey
@@ -41,6 +41,8 @@ class Timeline:
     token_s : list of float
         Of the first continuation.
     token_ids : list of int
+    logprobs : list of TokenLogprobs
+        Of these, where they were asked for.
     num_cached : int
         Prompt tokens that came from the cache.
     is_finished : bool
@@ -49,6 +51,7 @@ class Timeline:
     added_s: float
     token_s: list[float] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_cached: int = 0
     is_finished: bool = False
 
@@ -88,7 +91,14 @@ class Session:
         """Since the session was opened."""
         return self.engine.events.counts[RequestPreempted]
 
-    def add(self, prompt: Sequence[int], max_tokens: int, *, continuations: int = 1) -> Timeline:
+    def add(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        continuations: int = 1,
+        logprobs: int | None = None,
+    ) -> Timeline:
         """Put a request in the queue; greedy, and nothing ends it early."""
         request_id = str(len(self.timelines))
         line = self.timelines[request_id] = Timeline(self._clock())
@@ -99,6 +109,7 @@ class Session:
             n=continuations,
             max_tokens=max_tokens,
             ignore_eos=True,
+            logprobs=logprobs,
         )
         self.engine.add_request(
             EngineRequest(request_id=request_id, prompt_token_ids=tuple(prompt), params=params)
@@ -116,6 +127,7 @@ class Session:
             if update.index == 0:
                 line.token_s += [now] * len(update.token_ids)
                 line.token_ids += update.token_ids
+                line.logprobs += update.logprobs or ()
                 line.num_cached = update.num_cached_tokens
             line.is_finished = line.is_finished or update.is_last
         return updates
@@ -125,9 +137,11 @@ class Session:
         while self.engine.has_work:
             self.step()
 
-    def one(self, prompt: Sequence[int], max_tokens: int) -> Timeline:
+    def one(
+        self, prompt: Sequence[int], max_tokens: int, *, logprobs: int | None = None
+    ) -> Timeline:
         """Run one request by itself."""
-        line = self.add(prompt, max_tokens)
+        line = self.add(prompt, max_tokens, logprobs=logprobs)
         self.finish()
         return line
 
