@@ -6,7 +6,8 @@ asks for 32 tokens. The pool holds a quarter of all distinct tokens. Counted are
 that went through the model, against the least there could be with a cache without bounds.
 
 Without ``--model`` the books alone run, over a null model and a tier in memory: the counts are
-exact, and the same on every machine. With it, a model and a disk, and tokens/s besides.
+exact, and the same on every machine. With it, a model and a disk, and tokens/s besides; how far it
+is goes to standard error every ten seconds.
 
     KVIST_DATA=… python benchmarks/working_set.py
     KVIST_DATA=… python benchmarks/working_set.py --model smollm2-135m-instruct --longest 8160
@@ -33,6 +34,7 @@ from kvist.lab.report import environment
 
 LONGEST, OUTPUT, BLOCK, SHARE = 8192, 32, 16, 4
 TRACE_BLOCK = 64
+PROGRESS_S = 10.0
 
 
 def main() -> None:
@@ -49,7 +51,7 @@ def main() -> None:
         sys.exit("KVIST_DATA is not set: there are no traces to read")
     prompts = read_prompts(Path(folder) / "traces" / "claude_code_kv_cache_tester", args)
     distinct, least = count(prompts)
-    pool = max(distinct // SHARE, args.longest + OUTPUT)
+    pool = max(distinct // SHARE, -(-(args.longest + OUTPUT) // BLOCK) * BLOCK)
     result: dict[str, Any] = {
         "requests": len(prompts),
         "prompt_tokens": sum(map(len, prompts)),
@@ -62,6 +64,9 @@ def main() -> None:
         row = run(args, prompts, pool, with_tier=tier == "disk")
         row["to_least"] = round(row["prefill_tokens"] / least, 3)
         result[tier] = row
+    if "none" in result and "disk" in result:
+        tokens = [result[tier]["prefill_tokens"] for tier in ("none", "disk")]
+        result["prefill_ratio"] = round(tokens[0] / tokens[1], 2)
     if "prompt_tokens_per_s" in result.get("none", {}) and "disk" in result:
         rates = [result[tier]["prompt_tokens_per_s"] for tier in ("disk", "none")]
         result["throughput_ratio"] = round(rates[0] / rates[1], 2)
@@ -191,8 +196,13 @@ def run_model(
         start = time.perf_counter()
         for request in requests(prompts):
             opened.engine.add_request(request)
+        told_s, ended = start, 0
         while opened.engine.has_work:
-            opened.engine.step()
+            ended += sum(update.is_last for update in opened.engine.step())
+            if (now := time.perf_counter()) - told_s >= PROGRESS_S:
+                told_s = now
+                side = "disk" if with_tier else "none"
+                print(f"{side}: {ended} of {len(prompts)}, {now - start:.0f} s", file=sys.stderr)
         seconds = time.perf_counter() - start
         counters = telemetry.counts().counters
         opened.close()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from threading import Condition
+from threading import Condition, RLock
 from typing import NamedTuple, TypeAlias
 
 from kvist.errors import IntegrityError
@@ -91,7 +91,11 @@ class Queues:
 
     def __init__(self) -> None:
         self.closing = False
-        self._changed = Condition()
+        # Over the same lock: a store is no reason for those who read to wake up, nor its end.
+        lock = RLock()
+        self._changed = Condition(lock)
+        self._to_read = Condition(lock)
+        self._to_write = Condition(lock)
         self._loads: deque[LoadItem] = deque()
         self._stores: deque[StoreItem] = deque()
         self._storing: dict[bytes, int] = {}
@@ -113,7 +117,7 @@ class Queues:
             why = self._why_not(len(self._loads) + len(job.keys) > MAX_QUEUED_KEYS)
             if not why:
                 self._loads.extend(LoadItem(task, i, job) for i in range(len(job.keys)))
-                self._changed.notify_all()
+                self._to_read.notify(len(job.keys))
         if why or not job.keys:
             self._end_all(task, Outcome.FAILED, why)
 
@@ -137,7 +141,7 @@ class Queues:
                     item = StoreItem(task, index, job)
                     self._storing[item.ident] = self._storing.get(item.ident, 0) + 1
                     self._stores.append(item)
-                self._changed.notify_all()
+                self._to_write.notify()
         if why or not admitted:
             self._end_all(task, Outcome.REFUSED, why or task.reason)
 
@@ -170,7 +174,8 @@ class Queues:
             self.closing = True
             for task in self._tasks.values():
                 task.cancelled = True
-            self._changed.notify_all()
+            self._to_read.notify_all()
+            self._to_write.notify_all()
 
     def _why_not(self, full: bool) -> str:
         return "closed" if self.closing else "queue_full" if full else ""
@@ -191,7 +196,7 @@ class Queues:
             while not self._loads:
                 if self.closing:
                     return None
-                self._changed.wait()
+                self._to_read.wait()
             item = self._loads.popleft()
             self._start(item.task)
             return item
@@ -204,7 +209,7 @@ class Queues:
     def next_stores(self, max_keys: int, max_bytes: int, timeout_s: float) -> list[StoreItem]:
         """Take keys to write together, waiting a while for the first."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stores or self.closing, timeout_s)
+            self._to_write.wait_for(lambda: self._stores or self.closing, timeout_s)
             batch: list[StoreItem] = []
             nbytes = 0
             while self._stores and len(batch) < max_keys:
