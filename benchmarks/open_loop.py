@@ -2,7 +2,9 @@
 
 Owns connections and arrivals. One thread, asyncio, raw protocol: an answer is looked at twice, when
 its first bytes come and when its last ones do, so the client costs little beside a server on the
-same cores. Connections are kept and used again.
+same cores. Connections are kept and used again. `kvist bench serve` has another client, which reads
+every piece as it comes and knows any server: that is what it measures. Several times overloaded, on
+the server's own cores, its reading would be part of the load.
 """
 
 from __future__ import annotations

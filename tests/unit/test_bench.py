@@ -103,6 +103,15 @@ def test_prefix_counts_what_was_shared_and_the_price_of_nothing():
     assert any("first token takes +0.0%" in fact for fact in result.facts)
 
 
+def test_streams_that_take_many_steps_to_be_read_fit_all_the_same():
+    work = ContextWorkload(contexts=(64,), tokens=2, streams=8, slots=16_384)
+    result = run(ContextBench(null_host(1024, 16, 4096), work))
+    found = by(rows(result, "load"), "context_tokens")
+    # 8 x 1,024 tokens are four steps: longer than the first of them talk.
+    assert [n for n, row in found.items() if row["side_by_side"] == 8][:1] == [1024]
+    assert "up to 1,920 tokens each" in result.facts[0]
+
+
 def test_context_finds_where_the_streams_no_longer_fit():
     work = ContextWorkload(contexts=(64, 128), tokens=4, streams=4, slots=2048, step=64)
     result = run(ContextBench(null_host(128, 16, 1024), work))
