@@ -120,6 +120,9 @@ def _bars(axis: Any, table: Table, chart: Chart) -> None:
     if chart.log:
         axis.set_yscale("log")
     axis.margins(y=0.12)
+    if not chart.log and axis.get_ylim()[0] < 0:
+        # All bars are 0: around that a frame has no size of its own.
+        axis.set_ylim(0, 100 if chart.y_title == "%" else 1)
 
 
 def _label(column: Column) -> str:
