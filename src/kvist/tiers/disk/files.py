@@ -55,6 +55,16 @@ class Files:
             )
         return fd
 
+    def open_direct(self, fd: int) -> int | None:
+        """Open the file behind `fd` once more, to write past the page cache.
+
+        ``None`` where that cannot be. Locks taken through `fd` are not those of the other.
+        """
+        try:
+            return os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC | os.O_DIRECT)
+        except OSError:
+            return None
+
     def restrict(self, fd: int) -> None:
         """Let nobody but the owner read or write the file."""
         os.fchmod(fd, 0o600)

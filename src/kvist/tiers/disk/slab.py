@@ -9,7 +9,8 @@ Locks are OFD locks on this opening of the file, gone with the process that hold
     PRESENCE                 shared: a process uses the store · exclusive: and it is the only one
     SETUP                    exclusive: opening, creating, resizing, rebuilding
 
-Threads: any. Callers see to it that nobody reads what another writes, or verify what they read.
+Threads: any; one that writes. Callers see to it that nobody reads what another writes, or verify
+what they read.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from kvist.errors import ConfigError, DamageError
 from kvist.sizes import format_size
 from kvist.tiers.checksum import SegmentChecksum
+from kvist.tiers.disk.direct import DirectWrites
 from kvist.tiers.disk.files import Files
 from kvist.tiers.disk.layout import (
     DATA_START,
@@ -72,6 +74,7 @@ class Slab:
         self.path = path
         self.superblock = superblock
         self.checksum = checksum
+        self._direct = DirectWrites(files, fd)
 
     # ------------------------------------------------------------------ records
 
@@ -96,12 +99,10 @@ class Slab:
     def write(self, runs: Sequence[Run], buffers: Sequence[memoryview | bytes]) -> None:
         """Write the bytes of a record."""
         found = pieces(runs, 0, sum(map(len, buffers)))
-        if len(found) == 1:
-            self._files.write(self._fd, buffers, found[0].offset)
-            return
         views = [memoryview(buffer) for buffer in buffers]
         for (offset, _), part in zip(found, _cut(views, found), strict=True):
-            self._files.write(self._fd, part, offset)
+            if not self._direct.write(part, offset):
+                self._files.write(self._fd, part, offset)
 
     def will_need(self, runs: Sequence[Run], start: int, end: int) -> None:
         """Let the device begin to read a stretch of a record."""
@@ -201,6 +202,7 @@ class Slab:
 
     def close(self) -> None:
         """Close the file and end all locks."""
+        self._direct.close()
         self._files.close(self._fd)
 
 
