@@ -1,7 +1,6 @@
 #include "chain.hpp"
 
 #include <cmath>
-#include <cstring>
 
 #include "rows.hpp"
 
@@ -57,11 +56,10 @@ KVIST_CHAIN_INLINE __m512 silu_of(__m512 x) {
     return _mm512_mul_ps(x, _mm512_div_ps(_mm512_mask_mov_ps(one, below, e), _mm512_add_ps(one, e)));
 }
 
-// Rows from `count` on, up to whole sums, are zeros.
-void clear_rest(const Tiled& tiled) {
-    for (std::int64_t row = tiled.count; row < tiled.padded(); ++row) {
-        for (std::int64_t k = 0; k < tiled.inputs; k += 32) std::memset(tiled.at(row, k), 0, 64);
-    }
+// Of sixteen gates and their ups.
+KVIST_CHAIN_INLINE __m512 activated(const float* sums) {
+    const __m512 gate = rounded(_mm512_load_ps(sums)), up = rounded(_mm512_load_ps(sums + 16));
+    return _mm512_mul_ps(rounded(silu_of(gate)), up);
 }
 
 }  // namespace
@@ -73,7 +71,6 @@ KVIST_CHAIN void tile_rows(const char* rows, std::int64_t stride_bytes, const Ti
             _mm512_storeu_si512(to, _mm512_loadu_si512(rows + k * 2));
         }
     }
-    clear_rest(tiled);
 }
 
 KVIST_CHAIN void tile_normed(const char* rows, const void* weight, float epsilon, const Tiled& tiled) {
@@ -97,7 +94,6 @@ KVIST_CHAIN void tile_normed(const char* rows, const void* weight, float epsilon
             store(tiled.at(row, k), _mm512_mul_ps(load(factor + k * 2), x));
         }
     }
-    clear_rest(tiled);
 }
 
 KVIST_CHAIN void turn_row(char* head, const char* cos, const char* sin, std::int64_t rotary) {
@@ -133,10 +129,12 @@ KVIST_CHAIN void SplitRows::take(std::int64_t row, std::int64_t count, std::int6
 }
 
 KVIST_CHAIN void SiluTiled::take(std::int64_t row, std::int64_t count, std::int64_t panel, float* sums) const {
-    for (std::int64_t r = 0; r < count; ++r, sums += kPanel) {
-        const __m512 gate = rounded(_mm512_load_ps(sums)), up = rounded(_mm512_load_ps(sums + 16));
-        store(out.at(row + r, panel * 16), _mm512_mul_ps(rounded(silu_of(gate)), up));
-    }
+    for (std::int64_t r = 0; r < count; ++r, sums += kPanel) store(out.at(row + r, panel * 16), activated(sums));
+}
+
+KVIST_CHAIN void SiluRows::take(std::int64_t row, std::int64_t count, std::int64_t panel, float* sums) const {
+    char* to = out + (row * width + panel * 16) * 2;
+    for (std::int64_t r = 0; r < count; ++r, to += width * 2, sums += kPanel) store(to, activated(sums));
 }
 
 }  // namespace kvist
@@ -147,13 +145,14 @@ namespace kvist {
 // Never called: where there are no tiles, stack.cpp takes rows.hpp's way.
 void tile_rows(const char*, std::int64_t, const Tiled&) {}
 void tile_normed(const char*, const void*, float, const Tiled&) {}
-void multiply_tiled(const Matrix&, const Tiled&, char*, const Sink&) {}
+void multiply_tiled(const Panels&, const Tiled&, char*, const char*, const Sink&) {}
 void turn_row(char* head, const char* cos, const char* sin, std::int64_t rotary) {
     rotate_row(Element::bf16, head, cos, sin, rotary);
 }
 void AddRows::take(std::int64_t, std::int64_t, std::int64_t, float*) const {}
 void SplitRows::take(std::int64_t, std::int64_t, std::int64_t, float*) const {}
 void SiluTiled::take(std::int64_t, std::int64_t, std::int64_t, float*) const {}
+void SiluRows::take(std::int64_t, std::int64_t, std::int64_t, float*) const {}
 }  // namespace kvist
 
 #endif

@@ -2,9 +2,9 @@
 //
 //     rows [count][inputs]  ->  tiled [count / 16][inputs / 32][16][32] bf16
 //
-// A block of rows goes through a whole layer on one thread: what one product leaves, the next finds in
-// that core's second cache, and nobody waits for anybody. Only bf16, only where `multiply_path` says
-// "tiles". Rounds where rows.hpp rounds.
+// A block of many rows goes through a whole layer on one thread: what one product leaves, the next finds
+// in that core's second cache, and nobody waits for anybody. Few rows are shared out by panels. Only
+// bf16, only where `multiply_path` says "tiles". Rounds where rows.hpp rounds.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,13 @@
 
 namespace kvist {
 
-// Rows in tiles. Behind the last row they are zeros up to a whole number of kSumRows.
+// Rows in tiles, up to a whole number of kTile; what lies behind the last row does not matter, since the
+// sums of each row are its own.
 struct Tiled {
     char* data;
     std::int64_t inputs, count;
 
-    std::int64_t padded() const { return (count + kSumRows - 1) / kSumRows * kSumRows; }
+    std::int64_t padded() const { return (count + kTile - 1) / kTile * kTile; }
     // Where elements [column, column + 16) of a row lie; column is a multiple of sixteen.
     char* at(std::int64_t row, std::int64_t column) const {
         return data + (row / 16 * (inputs / 32) + column / 32) * 1024 + row % 16 * 64 + column % 32 * 2;
@@ -30,8 +31,9 @@ void tile_rows(const char* rows, std::int64_t stride_bytes, const Tiled& tiled);
 // round(x / rms(x)) * weight of each.
 void tile_normed(const char* rows, const void* weight, float epsilon, const Tiled& tiled);
 
-// All panels of a matrix times such rows. `decoded` has room for a panel in bf16.
-void multiply_tiled(const Matrix& matrix, const Tiled& rows, char* decoded, const Sink& sink);
+// Panels times such rows, not of int8. `decoded` has room for a panel in bf16; memory from `then` on is what
+// this thread will read next, and is fetched meanwhile.
+void multiply_tiled(const Panels& panels, const Tiled& rows, char* decoded, const char* then, const Sink& sink);
 
 // The first `rotary` of a head's `rotary` or more elements are turned, in place.
 void turn_row(char* head, const char* cos, const char* sin, std::int64_t rotary);
@@ -58,6 +60,14 @@ struct SiluTiled final : Sink {
     explicit SiluTiled(const Tiled& to) : out(to) {}
     void take(std::int64_t row, std::int64_t count, std::int64_t panel, float* sums) const override;
     Tiled out;
+};
+
+// The same onto rows of `width` elements.
+struct SiluRows final : Sink {
+    SiluRows(char* to, std::int64_t columns) : out(to), width(columns) {}
+    void take(std::int64_t row, std::int64_t count, std::int64_t panel, float* sums) const override;
+    char* out;
+    std::int64_t width;
 };
 
 }  // namespace kvist

@@ -26,8 +26,8 @@ bool tiles_permitted() {
 bool has_tiles() {
     unsigned a = 7, b = 0, c = 0, d = 0;
     __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
-    constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24;
-    return (d & kBf16) != 0 && (d & kTile) != 0;
+    constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
+    return (d & kBf16) != 0 && (d & kTile) != 0 && (d & kInt8) != 0;
 }
 #endif
 
@@ -59,7 +59,7 @@ bool supported(Isa isa) {
     static const bool kAvx512 = kAvx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                                 __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
                                 __builtin_cpu_supports("avx512vl");
-    static const bool kBf16 = kAvx512 && __builtin_cpu_supports("avx512bf16");
+    static const bool kBf16 = kAvx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
     static const bool kAmx = kBf16 && has_tiles() && tiles_permitted();
     switch (isa) {
         case Isa::portable: return true;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "clones.hpp"
+#include "fixed.hpp"
 #include "rows.hpp"
 
 namespace nb = nanobind;
@@ -23,21 +24,18 @@ Weights weights_named(const std::string& name) {
 }
 
 Linear::Linear(const std::string& weights, std::int64_t inputs, std::int64_t outputs, Bytes memory,
-               std::optional<Floats1> scales, std::optional<Floats1> biases, bool rows_alone)
-    : matrix{weights_named(weights), inputs, outputs, reinterpret_cast<const char*>(memory.data()), nullptr, nullptr},
+               std::optional<Floats1> biases, bool rows_alone)
+    : matrix{weights_named(weights), inputs, outputs, reinterpret_cast<const char*>(memory.data()), nullptr},
       alone(rows_alone),
       packed(std::move(memory)),
-      scale(std::move(scales)),
       bias(std::move(biases)) {
     demand(inputs > 0 && inputs % kGroup == 0 && outputs > 0,
            "inputs must be a multiple of 32 and outputs at least 1, but they are " + std::to_string(inputs) + " and " +
                std::to_string(outputs));
+    demand(matrix.weights != Weights::i8 || inputs <= kFixedInputs,
+           "int8 takes at most " + std::to_string(kFixedInputs) + " inputs, not " + std::to_string(inputs));
     demand_shape("packed", packed, {matrix.panels() * matrix.panel_bytes()}, true);
-    demand(scale.has_value() == (matrix.weights == Weights::i8), "scale goes with int8 and nothing else");
-    if (scale) {
-        demand_shape("scale", *scale, {matrix.panels() * kPanel}, true);
-        matrix.scale = scale->data();
-    }
+    demand(reinterpret_cast<std::uintptr_t>(matrix.packed) % 4 == 0, "packed must lie on a multiple of four bytes");
     if (bias) {
         demand_shape("bias", *bias, {outputs}, true);
         matrix.bias = bias->data();
@@ -58,13 +56,12 @@ namespace {
 using namespace kvist;
 
 std::int64_t packed_bytes(const std::string& weights, std::int64_t inputs, std::int64_t outputs) {
-    const Matrix shape{weights_named(weights), inputs, outputs, nullptr, nullptr, nullptr};
+    const Matrix shape{weights_named(weights), inputs, outputs, nullptr, nullptr};
     return shape.panels() * shape.panel_bytes();
 }
 
 void pack(const ConstArray& source, const std::string& weights,
-          const nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& packed,
-          const std::optional<nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>>& scale) {
+          const nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& packed) {
     demand_shape("source", source, {-1, -1}, false);
     const Element element = activation_of("source", source);
     const Weights kind = weights_named(weights);
@@ -72,20 +69,16 @@ void pack(const ConstArray& source, const std::string& weights,
     demand(inputs > 0 && inputs % kGroup == 0 && outputs > 0,
            "source must have a multiple of 32 inputs and an output, but is [" + std::to_string(outputs) + ", " +
                std::to_string(inputs) + "]");
-    const Matrix shape{kind, inputs, outputs, nullptr, nullptr, nullptr};
+    const Matrix shape{kind, inputs, outputs, nullptr, nullptr};
     demand_shape("packed", packed, {shape.panels() * shape.panel_bytes()}, true);
-    demand(scale.has_value() == (kind == Weights::i8), "scale goes with int8 and nothing else");
-    if (scale) demand_shape("scale", *scale, {shape.panels() * kPanel}, true);
     auto* const into = reinterpret_cast<char*>(packed.data());
-    float* const scales = scale ? scale->data() : nullptr;
     const void* const data = source.data();
     const std::int64_t stride = source.stride(0), panels = shape.panels();
 
     nb::gil_scoped_release release;
-    if (scales != nullptr) std::fill_n(scales, panels * kPanel, 0.0f);
 #pragma omp parallel for schedule(static) if (outputs * inputs >= kParallelWork)
     for (std::int64_t panel = 0; panel < panels; ++panel) {
-        pack_panel(kind, element, data, stride, outputs, inputs, panel, into, scales);
+        pack_panel(kind, element, data, stride, outputs, inputs, panel, into);
     }
 }
 
@@ -132,16 +125,13 @@ void bind_linear(nb::module_& module) {
     module.def("packed_bytes", &packed_bytes, nb::arg("weights"), nb::arg("inputs"), nb::arg("outputs"),
                "Bytes of a packed matrix.");
     module.def("pack", &pack, nb::arg("source").noconvert(), nb::arg("weights"), nb::arg("packed").noconvert(),
-               nb::arg("scale").noconvert().none(),
-               "Pack source [N, K], fp32 or bf16, into packed uint8 [packed_bytes] and, for int8, scale fp32 "
-               "[N rounded up to 32].");
+               "Pack source [N, K], fp32 or bf16, into packed uint8 [packed_bytes].");
     module.def("multiply_path", &multiply_path, nb::arg("rows"), nb::arg("alone"),
                "Which kernel multiplies so many bf16 rows here: portable, dots or tiles.");
     nb::class_<Linear>(module, "Linear", "A packed matrix; keeps the memory that it is given.")
-        .def(nb::init<const std::string&, std::int64_t, std::int64_t, Bytes, std::optional<Floats1>,
-                      std::optional<Floats1>, bool>(),
+        .def(nb::init<const std::string&, std::int64_t, std::int64_t, Bytes, std::optional<Floats1>, bool>(),
              nb::arg("weights"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("packed").noconvert(),
-             nb::arg("scale").noconvert().none(), nb::arg("bias").noconvert().none(), nb::arg("alone"))
+             nb::arg("bias").noconvert().none(), nb::arg("alone"))
         .def("multiply", &linear_multiply, nb::arg("x").noconvert(), nb::arg("out").noconvert(),
              "out [T, N] = x [T, K] times the transposed matrix, plus bias; fp32 sums, rounded once.")
         .def("rows", &linear_rows, nb::arg("ids").noconvert(), nb::arg("out").noconvert(),

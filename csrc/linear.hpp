@@ -14,12 +14,12 @@ namespace kvist {
 
 struct Linear {
     Linear(const std::string& weights, std::int64_t inputs, std::int64_t outputs, Bytes packed,
-           std::optional<Floats1> scale, std::optional<Floats1> bias, bool alone);
+           std::optional<Floats1> bias, bool alone);
 
     Matrix matrix;
     bool alone;
     Bytes packed;
-    std::optional<Floats1> scale, bias;
+    std::optional<Floats1> bias;
 };
 
 Weights weights_named(const std::string& name);

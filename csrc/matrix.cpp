@@ -6,12 +6,11 @@
 #include <cstring>
 #include <string>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
+#include "clones.hpp"
+#include "fixed.hpp"
 #include "isa.hpp"
 #include "scalar.hpp"
+#include "threads.hpp"
 
 namespace kvist {
 namespace {
@@ -20,7 +19,7 @@ namespace {
 constexpr std::int64_t kBlockRows = 256;
 
 // Fewer rows than this leave most of a tile empty.
-constexpr std::int64_t kTileRows = 4;
+constexpr std::int64_t kLeastTileRows = 4;
 
 enum class Path { portable, dots, tiles };
 
@@ -34,7 +33,7 @@ Path best_path() {
 
 Path path_for(std::int64_t rows, bool alone) {
     static const Path best = best_path();
-    return best == Path::tiles && (alone || rows < kTileRows) ? Path::dots : best;
+    return best == Path::tiles && (alone || rows < kLeastTileRows) ? Path::dots : best;
 }
 
 float half_to_float(std::uint16_t half) {
@@ -117,9 +116,12 @@ void put_group(const Group& group, std::int64_t n, char* packed) {
     std::memcpy(packed + 576 + n * 2, &least, 2);
 }
 
-void pack_output(Weights weights, const float* row, std::int64_t inputs, std::int64_t n, char* panel,
-                 float* scale) {
-    switch (weights) {
+// Byte of input `k` under output `n` of a panel of int8.
+std::int64_t level_of(std::int64_t n, std::int64_t k) { return (k / 4 * kPanel + n) * 4 + k % 4; }
+
+void pack_output(const Matrix& matrix, const float* row, std::int64_t n, char* panel) {
+    const std::int64_t inputs = matrix.inputs;
+    switch (matrix.weights) {
         case Weights::f32: {
             for (std::int64_t k = 0; k < inputs; ++k) std::memcpy(panel + (k * kPanel + n) * 4, row + k, 4);
             return;
@@ -132,13 +134,15 @@ void pack_output(Weights weights, const float* row, std::int64_t inputs, std::in
         case Weights::i8: {
             float most = 0.0f;
             for (std::int64_t k = 0; k < inputs; ++k) most = std::max(most, std::fabs(row[k]));
-            *scale = most / 127.0f;
-            const float inverse = most > 0.0f ? 127.0f / most : 0.0f;
-            auto* const out = reinterpret_cast<std::int8_t*>(panel);
+            const float scale = most / 127.0f, inverse = most > 0.0f ? 127.0f / most : 0.0f;
+            std::int32_t total = 0;
             for (std::int64_t k = 0; k < inputs; ++k) {
                 const float level = std::clamp(std::nearbyint(row[k] * inverse), -127.0f, 127.0f);
-                out[(k / 2 * kPanel + n) * 2 + k % 2] = static_cast<std::int8_t>(level);
+                panel[level_of(n, k)] = static_cast<char>(static_cast<std::int8_t>(level));
+                total += static_cast<std::int32_t>(level);
             }
+            std::memcpy(panel + matrix.level_bytes() + n * 4, &scale, 4);
+            std::memcpy(panel + matrix.level_bytes() + (kPanel + n) * 4, &total, 4);
             return;
         }
         case Weights::i4: {
@@ -153,8 +157,8 @@ void pack_output(Weights weights, const float* row, std::int64_t inputs, std::in
 }  // namespace
 
 void pack_panel(Weights weights, Element element, const void* source, std::int64_t row_stride,
-                std::int64_t outputs, std::int64_t inputs, std::int64_t panel, char* packed, float* scale) {
-    const Matrix shape{weights, inputs, outputs, packed, nullptr, nullptr};
+                std::int64_t outputs, std::int64_t inputs, std::int64_t panel, char* packed) {
+    const Matrix shape{weights, inputs, outputs, packed, nullptr};
     char* const into = packed + panel * shape.panel_bytes();
     std::memset(into, 0, static_cast<std::size_t>(shape.panel_bytes()));
     std::string memory(static_cast<std::size_t>(inputs) * sizeof(float), '\0');
@@ -168,7 +172,7 @@ void pack_panel(Weights weights, Element element, const void* source, std::int64
             const auto* const halves = reinterpret_cast<const std::uint16_t*>(stored);
             for (std::int64_t k = 0; k < inputs; ++k) row[k] = from_bf16(halves[k]);
         }
-        pack_output(weights, row, inputs, n - first, into, scale == nullptr ? nullptr : scale + n);
+        pack_output(shape, row, n - first, into);
     }
 }
 
@@ -186,8 +190,8 @@ void unpack_output(const Matrix& matrix, std::int64_t output, float* out) {
             return;
         case Weights::i8:
             for (std::int64_t k = 0; k < matrix.inputs; ++k) {
-                const auto level = reinterpret_cast<const std::int8_t*>(panel)[(k / 2 * kPanel + n) * 2 + k % 2];
-                out[k] = static_cast<float>(level) * matrix.scale[output];
+                const auto level = static_cast<std::int8_t>(panel[level_of(n, k)]);
+                out[k] = static_cast<float>(level) * matrix.scale(output / kPanel)[n];
             }
             return;
         case Weights::i4:
@@ -204,26 +208,29 @@ void unpack_output(const Matrix& matrix, std::int64_t output, float* out) {
     }
 }
 
-void finish_sums(const Matrix& matrix, std::int64_t panel, std::int64_t count, float* sums) {
-    if (matrix.scale != nullptr) {
-        const float* const scale = matrix.scale + panel * kPanel;
-        for (std::int64_t r = 0; r < count; ++r) {
-            for (std::int64_t n = 0; n < kPanel; ++n) sums[r * kPanel + n] *= scale[n];
-        }
-    }
-    if (matrix.bias != nullptr) {
-        const std::int64_t valid = std::min(kPanel, matrix.outputs - panel * kPanel);
-        const float* const bias = matrix.bias + panel * kPanel;
-        for (std::int64_t r = 0; r < count; ++r) {
-            for (std::int64_t n = 0; n < valid; ++n) sums[r * kPanel + n] += bias[n];
-        }
+void add_bias(const Matrix& matrix, std::int64_t panel, std::int64_t count, float* sums) {
+    if (matrix.bias == nullptr) return;
+    const std::int64_t valid = std::min(kPanel, matrix.outputs - panel * kPanel);
+    const float* const bias = matrix.bias + panel * kPanel;
+    for (std::int64_t r = 0; r < count; ++r) {
+        for (std::int64_t n = 0; n < valid; ++n) sums[r * kPanel + n] += bias[n];
     }
 }
 
 void multiply(const Matrix& matrix, const Input& rows, std::int64_t first, std::int64_t last, bool alone,
               const Sink& sink) {
     const bool exact = rows.element == Element::f32 || matrix.weights == Weights::f32;
-    switch (exact ? Path::portable : path_for(rows.count, alone)) {
+    const bool whole = matrix.weights == Weights::i8;
+    const Path path = exact ? Path::portable : path_for(rows.count, alone && !whole);
+    if (whole && path != Path::portable) {
+        const FloatBuffer memory(Fixed::floats(matrix.inputs, rows.count));
+        const Fixed fixed = Fixed::in(memory.data, matrix.inputs, rows.count);
+        fix_rows(static_cast<const char*>(rows.data), rows.stride * 2, fixed);
+        const Panels panels{matrix, first, last};
+        return path == Path::tiles ? multiply_fixed_tiles(panels, fixed, nullptr, sink)
+                                   : multiply_fixed_dots(panels, fixed, sink);
+    }
+    switch (path) {
         case Path::portable: return multiply_portable(matrix, rows, first, last, sink);
         case Path::dots: return multiply_dots(matrix, rows, first, last, sink);
         case Path::tiles: return multiply_tiles(matrix, rows, first, last, sink);
@@ -254,22 +261,23 @@ struct Shifted final : Sink {
 }  // namespace
 
 void multiply_share(const Matrix& matrix, const Input& rows, bool alone, const Sink& sink) {
-#ifdef _OPENMP
-    const std::int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
-#else
-    const std::int64_t thread = 0, threads = 1;
-#endif
     const std::int64_t panels = matrix.panels(), blocks = (rows.count + kBlockRows - 1) / kBlockRows;
-    const std::int64_t total = blocks * panels, end = total * (thread + 1) / threads;
-    for (std::int64_t at = total * thread / threads; at < end;) {
-        const std::int64_t block = at / panels, first = at % panels, row = block * kBlockRows;
-        const std::int64_t count = std::min(end - at, panels - first);
+    // What few rows cost beside their product they would cost again with each piece.
+    const std::int64_t size = piece_panels(panels, 1, rows.count < kLeastTileRows ? 1 : kPieces);
+    const std::int64_t pieces = (panels + size - 1) / size;
+#pragma omp for schedule(dynamic) nowait
+    for (std::int64_t at = 0; at < blocks * pieces; ++at) {
+        const std::int64_t row = at / pieces * kBlockRows, first = at % pieces * size;
         const char* const data =
             static_cast<const char*>(rows.data) + row * rows.stride * element_bytes(rows.element);
         const Input some{data, rows.element, rows.stride, std::min(kBlockRows, rows.count - row)};
-        multiply(matrix, some, first, first + count, alone, Shifted(sink, row));
-        at += count;
+        multiply(matrix, some, first, std::min(panels, first + size), alone, Shifted(sink, row));
     }
+}
+
+std::int64_t piece_panels(std::int64_t panels, std::int64_t unit, std::int64_t pieces) {
+    const std::int64_t all = unit * team_threads() * pieces;
+    return (panels + all - 1) / all * unit;
 }
 
 }  // namespace kvist

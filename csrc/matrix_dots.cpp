@@ -1,4 +1,4 @@
-// Products by AVX-512's bf16 dot product: two inputs of sixteen outputs an instruction.
+// Products by AVX-512's bf16 dot product: two inputs of sixteen outputs an instruction. Not of int8 weights.
 //
 // Weights are decoded in registers on their way from memory. A row's sums are added up pair by pair in
 // the order of the inputs, whatever the number of rows.
@@ -29,10 +29,6 @@ KVIST_DOTS_INLINE __m512i pair_of(const std::uint16_t* x) {
     std::int32_t pair;
     std::memcpy(&pair, x, sizeof(pair));
     return _mm512_set1_epi32(pair);
-}
-
-KVIST_DOTS_INLINE __m512 from_i8(const char* stored) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(stored))));
 }
 
 // bf16 of 0 … 15, twice: an index of five bits whose highest does not matter.
@@ -66,39 +62,6 @@ KVIST_DOTS void sum_rows_bf16(const char* panel, const std::uint16_t* x, std::in
     for (int r = 0; r < R; ++r) {
         _mm512_storeu_ps(sums + r * kPanel, sum[r][0]);
         _mm512_storeu_ps(sums + r * kPanel + 16, sum[r][1]);
-    }
-}
-
-// Widening int8 to fp32 costs less than to bf16. `x` is fp32 [R][inputs]; lanes are pairs of inputs of
-// eight outputs, which are added in the end.
-template <int R>
-KVIST_DOTS void sum_rows_i8(const char* panel, const float* x, std::int64_t inputs, float* sums) {
-    __m512 sum[R][4];
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = sum[r][2] = sum[r][3] = _mm512_setzero_ps();
-    for (std::int64_t k = 0; k < inputs; k += 2, panel += 64) {
-        const __m512 a = from_i8(panel), b = from_i8(panel + 16), c = from_i8(panel + 32), d = from_i8(panel + 48);
-        _mm_prefetch(panel + kAhead, _MM_HINT_T0);
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) {
-            double both;
-            std::memcpy(&both, x + r * inputs + k, sizeof(both));
-            const __m512 pair = _mm512_castpd_ps(_mm512_set1_pd(both));
-            sum[r][0] = _mm512_fmadd_ps(pair, a, sum[r][0]);
-            sum[r][1] = _mm512_fmadd_ps(pair, b, sum[r][1]);
-            sum[r][2] = _mm512_fmadd_ps(pair, c, sum[r][2]);
-            sum[r][3] = _mm512_fmadd_ps(pair, d, sum[r][3]);
-        }
-    }
-    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-        for (int half = 0; half < 2; ++half) {
-            const __m512 low = sum[r][2 * half], high = sum[r][2 * half + 1];
-            _mm512_storeu_ps(sums + r * kPanel + half * 16, _mm512_add_ps(_mm512_permutex2var_ps(low, even, high),
-                                                                          _mm512_permutex2var_ps(low, odd, high)));
-        }
     }
 }
 
@@ -160,17 +123,6 @@ KVIST_DOTS void add_up_groups(const Input& rows, std::int64_t inputs, float* tot
     }
 }
 
-KVIST_DOTS void widen_rows(const Input& rows, std::int64_t inputs, float* wide) {
-    const auto* x = static_cast<const std::uint16_t*>(rows.data);
-    for (std::int64_t r = 0; r < rows.count; ++r, x += rows.stride, wide += inputs) {
-        for (std::int64_t k = 0; k < inputs; k += 16) {
-            const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + k));
-            const __m512i words = _mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
-            _mm512_storeu_ps(wide + k, _mm512_castsi512_ps(words));
-        }
-    }
-}
-
 void sum_block_bf16(const char* panel, const std::uint16_t* x, std::int64_t stride, std::int64_t inputs,
                     std::int64_t count, float* sums) {
     while (count >= 8) {
@@ -185,19 +137,6 @@ void sum_block_bf16(const char* panel, const std::uint16_t* x, std::int64_t stri
         case 3: return sum_rows_bf16<3>(panel, x, stride, inputs, sums);
         case 2: return sum_rows_bf16<2>(panel, x, stride, inputs, sums);
         case 1: return sum_rows_bf16<1>(panel, x, stride, inputs, sums);
-        default: return;
-    }
-}
-
-void sum_block_i8(const char* panel, const float* x, std::int64_t inputs, std::int64_t count, float* sums) {
-    while (count >= 4) {
-        sum_rows_i8<4>(panel, x, inputs, sums);
-        count -= 4, x += 4 * inputs, sums += 4 * kPanel;
-    }
-    switch (count) {
-        case 3: return sum_rows_i8<3>(panel, x, inputs, sums);
-        case 2: return sum_rows_i8<2>(panel, x, inputs, sums);
-        case 1: return sum_rows_i8<1>(panel, x, inputs, sums);
         default: return;
     }
 }
@@ -223,10 +162,9 @@ void multiply_dots(const Matrix& matrix, const Input& rows, std::int64_t first, 
                    const Sink& sink) {
     const auto* const x = static_cast<const std::uint16_t*>(rows.data);
     const std::int64_t groups = matrix.inputs / kGroup;
-    const bool i4 = matrix.weights == Weights::i4, i8 = matrix.weights == Weights::i8;
-    const FloatBuffer totals(i4 ? rows.count * groups : 0), wide(i8 ? rows.count * matrix.inputs : 0);
+    const bool i4 = matrix.weights == Weights::i4;
+    const FloatBuffer totals(i4 ? rows.count * groups : 0);
     if (i4) add_up_groups(rows, matrix.inputs, totals.data);
-    if (i8) widen_rows(rows, matrix.inputs, wide.data);
     alignas(64) float sums[kSumRows * kPanel];
     for (std::int64_t panel = first; panel < last; ++panel) {
         const char* const weights = matrix.panel(panel);
@@ -235,12 +173,10 @@ void multiply_dots(const Matrix& matrix, const Input& rows, std::int64_t first, 
             const std::uint16_t* const some = x + row * rows.stride;
             if (i4) {
                 sum_block_i4(weights, some, rows.stride, matrix.inputs, count, totals.data + row * groups, sums);
-            } else if (i8) {
-                sum_block_i8(weights, wide.data + row * matrix.inputs, matrix.inputs, count, sums);
             } else {
                 sum_block_bf16(weights, some, rows.stride, matrix.inputs, count, sums);
             }
-            finish_sums(matrix, panel, count, sums);
+            add_bias(matrix, panel, count, sums);
             sink.take(row, count, panel, sums);
         }
     }

@@ -17,7 +17,6 @@ namespace {
 typedef float Floats __attribute__((vector_size(64)));
 typedef std::uint32_t Words __attribute__((vector_size(64)));
 typedef std::int32_t Ints __attribute__((vector_size(64)));
-typedef std::int16_t Shorts __attribute__((vector_size(32)));
 typedef std::uint16_t Halves __attribute__((vector_size(32)));
 
 template <typename Vector>
@@ -67,16 +66,12 @@ KVIST_ALWAYS void sum_bf16(const char* panel, const float* x, std::int64_t strid
 template <int R>
 KVIST_ALWAYS void sum_i8(const char* panel, const float* x, std::int64_t stride, std::int64_t inputs,
                          Floats (&sum)[R][2]) {
-    for (std::int64_t k = 0; k < inputs; k += 2) {
-        const Shorts low = load<Shorts>(panel + k * 32), high = load<Shorts>(panel + k * 32 + 32);
-        const auto even = [](const Shorts& pair) {
-            return __builtin_convertvector(__builtin_convertvector((pair << 8) >> 8, Ints), Floats);
+    for (std::int64_t k = 0; k < inputs; k += 4) {
+        const Ints low = load<Ints>(panel + k * 32), high = load<Ints>(panel + k * 32 + 64);
+        const auto level = [](const Ints& four, int j) {
+            return __builtin_convertvector((four << (24 - 8 * j)) >> 24, Floats);
         };
-        const auto odd = [](const Shorts& pair) {
-            return __builtin_convertvector(__builtin_convertvector(pair >> 8, Ints), Floats);
-        };
-        add<R>(sum, x, stride, k, even(low), even(high));
-        add<R>(sum, x, stride, k + 1, odd(low), odd(high));
+        for (int j = 0; j < 4; ++j) add<R>(sum, x, stride, k + j, level(low, j), level(high, j));
     }
 }
 
@@ -145,6 +140,12 @@ Sums one_row(Weights weights) {
     return nullptr;
 }
 
+void scale_sums(const float* scale, std::int64_t count, float* sums) {
+    for (std::int64_t r = 0; r < count; ++r, sums += kPanel) {
+        for (std::int64_t n = 0; n < kPanel; ++n) sums[n] *= scale[n];
+    }
+}
+
 }  // namespace
 
 void multiply_portable(const Matrix& matrix, const Input& rows, std::int64_t first, std::int64_t last,
@@ -172,7 +173,8 @@ void multiply_portable(const Matrix& matrix, const Input& rows, std::int64_t fir
             std::int64_t r = 0;
             for (; r + 4 <= count; r += 4) four(weights, x + (row + r) * stride, stride, matrix.inputs, sums + r * kPanel);
             for (; r < count; ++r) one(weights, x + (row + r) * stride, stride, matrix.inputs, sums + r * kPanel);
-            finish_sums(matrix, panel, count, sums);
+            if (matrix.weights == Weights::i8) scale_sums(matrix.scale(panel), count, sums);
+            add_bias(matrix, panel, count, sums);
             sink.take(row, count, panel, sums);
         }
     }

@@ -1,7 +1,6 @@
 #include "stack.hpp"
 
 #include <algorithm>
-#include <cstring>
 
 #include "rows.hpp"
 #include "threads.hpp"
@@ -11,9 +10,6 @@ namespace {
 
 // Less work than this is done before other threads are awake.
 constexpr std::int64_t kParallelWork = 1 << 17;
-
-// By rows: at most so many a block, and at least; and what a block's rows may take of a cache.
-constexpr std::int64_t kMostBlock = 256, kLeastBlock = 64, kBlockBytes = 3 << 19;
 
 // Sums onto the residual.
 struct AddSink final : Sink {
@@ -182,31 +178,33 @@ void Stack::run(std::int64_t leaving, std::int64_t entering) {
     const bool wide = tokens_ * hidden_ * intermediate_ >= kParallelWork;
 
     nb::gil_scoped_release release;
-    if (const std::int64_t rows = block_rows()) {
-        return run_blocks(leaving < 0 ? nullptr : &layers_[static_cast<std::size_t>(leaving)],
-                          entering < 0 ? nullptr : &layers_[static_cast<std::size_t>(entering)], rows);
+    const Layer* const left = leaving < 0 ? nullptr : &layers_[static_cast<std::size_t>(leaving)];
+    const Layer* const entered = entering < 0 ? nullptr : &layers_[static_cast<std::size_t>(entering)];
+    if (in_tiles()) {
+        const std::int64_t rows = block_rows();
+        return rows > 0 ? run_blocks(left, entered, rows) : run_panels(left, entered, wide);
     }
-    make_room();
+    make_room(tokens_);
 #pragma omp parallel if (wide)
     {
-        if (leaving >= 0) leave_layer(layers_[static_cast<std::size_t>(leaving)]);
-        if (leaving >= 0 && entering >= 0) {
+        if (left != nullptr) leave_layer(*left);
+        if (left != nullptr && entered != nullptr) {
 #pragma omp barrier
         }
-        if (entering >= 0) enter_layer(layers_[static_cast<std::size_t>(entering)]);
+        if (entered != nullptr) enter_layer(*entered);
     }
 }
 
 // Rows between the products of a layer, where tokens are not shared out by rows.
-void Stack::make_room() {
-    if (tokens_ <= room_) return;
+void Stack::make_room(std::int64_t rows) {
+    if (rows <= room_) return;
     room_ = 0;
     normed_.reset();
     active_.reset();
-    const std::int64_t floats = (tokens_ * element_bytes(element_) + 3) / 4;
+    const std::int64_t floats = (rows * element_bytes(element_) + 3) / 4;
     normed_ = std::make_unique<FloatBuffer>(floats * hidden_);
     active_ = std::make_unique<FloatBuffer>(floats * intermediate_);
-    room_ = tokens_;
+    room_ = rows;
 }
 
 void Stack::normalize(const Norm& norm) {
@@ -226,15 +224,16 @@ void Stack::enter_layer(const Layer& layer) {
     if (!layer.rotary && !layer.query && !layer.key) return;
 #pragma omp barrier
 #pragma omp for schedule(static)
-    for (std::int64_t t = 0; t < tokens_; ++t) turn(layer, t, false);
+    for (std::int64_t t = 0; t < tokens_; ++t) turn(layer, t, 0, query_heads_ + kv_heads_, false);
 }
 
-// Norms of a token's heads and their rotary embedding. `quickly`: as only some processors can.
-void Stack::turn(const Layer& layer, std::int64_t token, bool quickly) {
-    const std::int64_t heads = query_heads_ + kv_heads_, bytes = element_bytes(element_);
+// Norms of some heads of a token, queries before keys, and their rotary embedding. `quickly`: as only some
+// processors can.
+void Stack::turn(const Layer& layer, std::int64_t token, std::int64_t first, std::int64_t last, bool quickly) {
+    const std::int64_t bytes = element_bytes(element_);
     const char* const cos = static_cast<const char*>(cos_.data()) + token * rotary_ * bytes;
     const char* const sin = static_cast<const char*>(sin_.data()) + token * rotary_ * bytes;
-    for (std::int64_t head = 0; head < heads; ++head) {
+    for (std::int64_t head = first; head < last; ++head) {
         const bool is_query = head < query_heads_;
         char* const vector = is_query ? at(query_) + (token * query_heads_ + head) * head_dim_ * bytes
                                       : at(key_) + (token * kv_heads_ + head - query_heads_) * head_dim_ * bytes;
@@ -259,70 +258,6 @@ void Stack::leave_layer(const Layer& layer) {
     multiply_share(layer.gate_up->matrix, input(normed_->data, hidden_), layer.gate_up->alone, activate);
 #pragma omp barrier
     multiply_share(layer.down->matrix, input(active_->data, intermediate_), layer.down->alone, onto_residual);
-}
-
-// Rows of a block when tokens are shared out by rows, or 0: too few for all threads, or a block of
-// what an MLP holds would not stay in a core's second cache.
-std::int64_t Stack::block_rows() const {
-    if (alone_ || element_ != Element::bf16 || tokens_ < kLeastBlock) return 0;
-    if (multiply_path(tokens_, false) != std::string("tiles")) return 0;
-    const std::int64_t fits = kBlockBytes / ((hidden_ + intermediate_) * 2) / kSumRows * kSumRows;
-    const std::int64_t most = std::min(kMostBlock, fits), threads = most_threads();
-    if (most < kLeastBlock || tokens_ < threads * kLeastBlock) return 0;
-    // As many blocks as threads, or a multiple of it.
-    const std::int64_t blocks = (tokens_ + most * threads - 1) / (most * threads) * threads;
-    return ((tokens_ + blocks - 1) / blocks + kSumRows - 1) / kSumRows * kSumRows;
-}
-
-void Stack::run_blocks(const Layer* leaving, const Layer* entering, std::int64_t rows) {
-    const std::int64_t inputs = std::max({hidden_, query_heads_ * head_dim_, intermediate_});
-    // Two sets of rows in tiles and a decoded panel, a thread.
-    const std::int64_t floats = rows * (std::max(hidden_, query_heads_ * head_dim_) + intermediate_) / 2 + inputs * 16;
-    const std::int64_t needed = floats * most_threads();
-    if (needed > scratch_floats_) {
-        scratch_.reset();
-        scratch_floats_ = 0;
-        scratch_ = std::make_unique<FloatBuffer>(needed);
-        scratch_floats_ = needed;
-    }
-#pragma omp parallel
-    {
-        auto* const scratch = reinterpret_cast<char*>(scratch_->data + this_thread() * floats);
-#pragma omp for schedule(dynamic)
-        for (std::int64_t row = 0; row < tokens_; row += rows) {
-            const std::int64_t count = std::min(rows, tokens_ - row);
-            if (leaving != nullptr) leave_block(*leaving, row, count, scratch);
-            if (entering != nullptr) enter_block(*entering, row, count, scratch);
-        }
-    }
-}
-
-void Stack::leave_block(const Layer& layer, std::int64_t row, std::int64_t count, char* scratch) {
-    const std::int64_t query_width = query_heads_ * head_dim_, padded = (count + kSumRows - 1) / kSumRows * kSumRows;
-    char* const residual = at(residual_) + row * hidden_ * 2;
-    char* const middle = scratch + padded * std::max(hidden_, query_width) * 2;
-    char* const decoded = middle + padded * intermediate_ * 2;
-    const Tiled attended{scratch, query_width, count}, normed{scratch, hidden_, count};
-    const Tiled active{middle, intermediate_, count};
-    const AddRows onto_residual(residual, hidden_);
-    tile_rows(static_cast<const char*>(attended_.data()) + row * query_width * 2, query_width * 2, attended);
-    multiply_tiled(layer.output->matrix, attended, decoded, onto_residual);
-    tile_normed(residual, layer.second.weight.data(), layer.second.epsilon, normed);
-    if (padded > count) std::memset(middle, 0, static_cast<std::size_t>(padded * intermediate_ * 2));
-    multiply_tiled(layer.gate_up->matrix, normed, decoded, SiluTiled(active));
-    multiply_tiled(layer.down->matrix, active, decoded, onto_residual);
-}
-
-void Stack::enter_block(const Layer& layer, std::int64_t row, std::int64_t count, char* scratch) {
-    const std::int64_t query_width = query_heads_ * head_dim_, kv_width = kv_heads_ * head_dim_;
-    const std::int64_t padded = (count + kSumRows - 1) / kSumRows * kSumRows;
-    const Tiled normed{scratch, hidden_, count};
-    tile_normed(at(residual_) + row * hidden_ * 2, layer.first.weight.data(), layer.first.epsilon, normed);
-    const SplitRows sink(at(query_) + row * query_width * 2, at(key_) + row * kv_width * 2,
-                         at(value_) + row * kv_width * 2, query_width, kv_width);
-    multiply_tiled(layer.qkv->matrix, normed, scratch + padded * hidden_ * 2, sink);
-    if (!layer.rotary && !layer.query && !layer.key) return;
-    for (std::int64_t t = row; t < row + count; ++t) turn(layer, t, true);
 }
 
 void Stack::finish() {

@@ -8,7 +8,7 @@
 //
 // Attention itself is somebody else's: between the calls K and V are written and read through the
 // buffers that `bind` was given. One team of threads runs a whole call: few rows are shared out by
-// outputs, many by blocks of rows, see chain.hpp.
+// outputs, many by blocks of rows; where there are tiles, see stack_tiles.cpp.
 #pragma once
 
 #include <memory>
@@ -33,6 +33,10 @@ struct Layer {
     const Linear *qkv, *output, *gate_up, *down;
     bool rotary;
 };
+
+struct Scratch;
+struct Taken;
+struct Pieces;
 
 class Stack {
   public:
@@ -63,13 +67,26 @@ class Stack {
     void run(std::int64_t leaving, std::int64_t entering);
     void enter_layer(const Layer& layer);
     void leave_layer(const Layer& layer);
-    void make_room();
+    void make_room(std::int64_t rows);
     void normalize(const Norm& norm);
-    void turn(const Layer& layer, std::int64_t token, bool quickly);
+    void turn(const Layer& layer, std::int64_t token, std::int64_t first, std::int64_t last, bool quickly);
+
+    bool in_tiles() const;
+    void reserve_scratch(std::int64_t rows);
+    Scratch scratch_of(std::int64_t rows) const;
+    void run_panels(const Layer* leaving, const Layer* entering, bool wide);
+    void leave_panels(const Layer& layer, const Scratch& scratch, Taken* taken, const Layer* entering);
+    void enter_panels(const Layer& layer, const Scratch& scratch, Taken& taken);
+    Pieces projected(const Layer& layer) const;
+    // Of a head; 0 if panels hold parts of two.
+    std::int64_t head_panels() const { return head_dim_ % kPanel == 0 ? head_dim_ / kPanel : 0; }
     std::int64_t block_rows() const;
     void run_blocks(const Layer* leaving, const Layer* entering, std::int64_t rows);
-    void leave_block(const Layer& layer, std::int64_t row, std::int64_t count, char* scratch);
-    void enter_block(const Layer& layer, std::int64_t row, std::int64_t count, char* scratch);
+    void leave_block(const Layer& layer, std::int64_t row, std::int64_t count, const Scratch& scratch,
+                     const char* then);
+    void enter_block(const Layer& layer, std::int64_t row, std::int64_t count, const Scratch& scratch);
+    std::int64_t query_width() const { return query_heads_ * head_dim_; }
+    std::int64_t kv_width() const { return kv_heads_ * head_dim_; }
     Norm norm_of(const char* name, const ConstArray& weight, std::int64_t width, float epsilon) const;
     char* at(const Array& array) const { return static_cast<char*>(array.data()); }
     Input input(const void* data, std::int64_t width) const { return Input{data, element_, width, tokens_}; }
@@ -84,7 +101,7 @@ class Stack {
     ConstArray attended_, cos_, sin_;
     Indices1 ids_, rows_;
     std::unique_ptr<FloatBuffer> normed_, active_, scratch_;
-    std::int64_t scratch_floats_ = 0;
+    std::int64_t scratch_floats_ = 0, scratch_room_ = 0;  // of a thread, of all
     bool alone_ = false;  // whether some layer's products must not depend on how many rows there are
 };
 

@@ -23,4 +23,12 @@ inline int this_thread() {
 #endif
 }
 
+inline int team_threads() {
+#ifdef _OPENMP
+    return omp_get_num_threads();
+#else
+    return 1;
+#endif
+}
+
 }  // namespace kvist

@@ -26,9 +26,8 @@ KINDS = ("bfloat16", "int8", "int4")
 def packed_linear(weight: Tensor, kind: str) -> tuple[Any, int]:
     outputs, inputs = weight.shape
     packed = torch.empty(_C.packed_bytes(kind, inputs, outputs), dtype=torch.uint8)
-    scale = torch.empty(-(-outputs // 32) * 32) if kind == "int8" else None
-    _C.pack(weight, kind, packed, scale)
-    return _C.Linear(kind, inputs, outputs, packed, scale, None, False), packed.numel()
+    _C.pack(weight, kind, packed)
+    return _C.Linear(kind, inputs, outputs, packed, None, False), packed.numel()
 
 
 def best_seconds(passes: Callable[[], None], seconds: float) -> float:

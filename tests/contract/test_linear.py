@@ -59,14 +59,19 @@ def check_products(outputs: int, inputs: int, kind: str, dtype: torch.dtype) -> 
         if kind == "int4":
             loss = 2**-8 if dtype == torch.bfloat16 else 2**-18
         size = x.float().abs() @ plain.abs().T + bias.abs()
-        assert ((found - expected).abs() <= loss * size + 1e-30).all(), (count, kind)
+        allowed = loss * size + 1e-30
+        if kind == "int8" and dtype == torch.bfloat16:
+            # Rows become whole numbers: 32,767 steps to each side of a row's greatest.
+            step = x.float().abs().amax(1, keepdim=True) / 32767
+            allowed = allowed + 0.5001 * step * plain.abs().sum(1)
+        assert ((found - expected).abs() <= allowed).all(), (count, kind)
         rounded = packed.multiply(x)
         assert rounded.dtype == dtype
         assert torch.equal(rounded, found.to(dtype)), (count, kind)
 
 
-def check_alone(kind: str, dtype: torch.dtype) -> None:
-    packed = pack(weights(261, 64, dtype), kind, alone=True)
+def check_alone(kind: str, dtype: torch.dtype, alone: bool = True) -> None:
+    packed = pack(weights(261, 64, dtype), kind, alone=alone)
     x = rows_of(70, 64, dtype)
     together = packed.multiply(x, torch.float32)
     for begin, end in ((0, 1), (1, 3), (3, 40), (40, 45), (45, 70)):
@@ -80,6 +85,8 @@ def check_all() -> None:
             for outputs, inputs in SHAPES:
                 check_products(outputs, inputs, kind, dtype)
             check_alone(kind, dtype)
+    # Sums of whole numbers are exact, whoever adds them up.
+    check_alone("int8", torch.bfloat16, alone=False)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -9,7 +9,8 @@ weights     stored                                         rounding
 ==========  =============================================  ==================================
 float32     as they are                                    none
 bfloat16    as they are                                    none of bf16 weights
-int8        a scale for each output                        symmetric, 127 steps to each side
+int8        a scale for each output                        symmetric, 127 steps to each side;
+                                                           bf16 rows as 16-bit whole numbers
 int4        fp16 scale and minimum for each 32 inputs      16 steps from least to greatest
 ==========  =============================================  ==================================
 
@@ -144,8 +145,6 @@ class PackedMatrix:
         K and N.
     packed : Tensor
         uint8.
-    scale : Tensor or None
-        fp32, for int8.
     bias : Tensor or None
         fp32 [N].
     native : Linear
@@ -156,15 +155,13 @@ class PackedMatrix:
     inputs: int
     outputs: int
     packed: Tensor
-    scale: Tensor | None
     bias: Tensor | None
     native: Linear
 
     @property
     def nbytes(self) -> int:
         """Bytes of everything held."""
-        parts = (self.packed, self.scale, self.bias)
-        return sum(part.nbytes for part in parts if part is not None)
+        return self.packed.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def multiply(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         """Return x [T, K] times the transposed weights, plus bias: [T, N].
@@ -224,12 +221,10 @@ def pack(
     outputs, inputs = weight.shape
     weight = weight.detach()
     packed = torch.empty(native.packed_bytes(kind, inputs, outputs), dtype=torch.uint8)
-    padded = -(-outputs // PANEL_OUTPUTS) * PANEL_OUTPUTS
-    scale = torch.empty(padded, dtype=torch.float32) if kind == "int8" else None
-    native.pack(weight if weight.stride(-1) == 1 else weight.contiguous(), kind, packed, scale)
+    native.pack(weight if weight.stride(-1) == 1 else weight.contiguous(), kind, packed)
     wide = None if bias is None else bias.detach().float().contiguous()
-    linear = native.Linear(kind, inputs, outputs, packed, scale, wide, alone)
-    return PackedMatrix(kind, inputs, outputs, packed, scale, wide, linear)
+    linear = native.Linear(kind, inputs, outputs, packed, wide, alone)
+    return PackedMatrix(kind, inputs, outputs, packed, wide, linear)
 
 
 def new_stack(

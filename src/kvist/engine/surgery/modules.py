@@ -126,7 +126,7 @@ def keep_logits_wide(head: nn.Linear) -> None:
 
 
 def _tensors(matrix: PackedMatrix) -> Iterator[tuple[str, Tensor]]:
-    for name in ("packed", "scale", "bias"):
+    for name in ("packed", "bias"):
         tensor = getattr(matrix, name)
         if tensor is not None:
             yield name, tensor
