@@ -34,6 +34,9 @@ using namespace kvist;
 // Below so many bytes of K and V, waking the threads costs more than they save.
 constexpr std::int64_t kParallelBytes = 64 << 10;
 
+// Of a decode: one part in so many is left over when each thread has its share, in so many pieces a thread.
+constexpr std::int64_t kLeftOver = 4, kPiecesLeft = 3;
+
 // Rows of a prefill's job: enough that K and V, read once for all of them, cost little; more where
 // every thread still gets several jobs.
 constexpr std::int64_t kJobRows = 192, kMostJobRows = 576, kJobsPerThread = 8;
@@ -137,7 +140,7 @@ Call check(const char* operation, nb::handle query_object, nb::handle pool_objec
 
 // ---- decode
 
-// Where the share of a thread begins: `done` tile-heads of the whole come before it. Whole heads of a
+// Where a share of the work begins: `done` tile-heads of the whole come before it. Whole heads of a
 // split, so that it is one job's.
 struct Place {
     std::int64_t split, head;
@@ -184,19 +187,30 @@ void decode(nb::handle query, nb::handle pool, const Contexts& contexts, nb::han
         const int team = 1;
 #endif
         char* const scratch = memory + thread * scratch_bytes;
-        const Place from = place_of(splits, before, heads, work * thread / team);
-        const Place to = place_of(splits, before, heads, work * (thread + 1) / team);
-        for (std::int64_t s = from.split; s <= to.split && s < count; ++s) {
-            const std::int64_t head = s == from.split ? from.head : 0, end = s == to.split ? to.head : heads;
-            if (head >= end) continue;
-            const std::int64_t r = splits[s].sequence, at = s * queries;
-            Rows asked = call.query;
-            asked.data += contexts.query_start(r) * asked.token_bytes;
-            call.kernels->decode(g,
-                                 DecodeJob{contexts.tiles() + splits[s].begin, contexts.tiles() + splits[s].end,
-                                           contexts.tiles() + contexts.first(r + 1), head, end, asked,
-                                           sums + at * g.value_pad, tops + at, weights + at},
-                                 scratch);
+        const auto attend = [&](std::int64_t begin, std::int64_t behind) {
+            const Place from = place_of(splits, before, heads, begin), to = place_of(splits, before, heads, behind);
+            for (std::int64_t s = from.split; s <= to.split && s < count; ++s) {
+                const std::int64_t head = s == from.split ? from.head : 0, end = s == to.split ? to.head : heads;
+                if (head >= end) continue;
+                const std::int64_t r = splits[s].sequence, at = s * queries;
+                Rows asked = call.query;
+                asked.data += contexts.query_start(r) * asked.token_bytes;
+                call.kernels->decode(g,
+                                     DecodeJob{contexts.tiles() + splits[s].begin, contexts.tiles() + splits[s].end,
+                                               contexts.tiles() + contexts.first(r + 1), head, end, asked,
+                                               sums + at * g.value_pad, tops + at, weights + at},
+                                     scratch);
+            }
+        };
+        // A share of its own for each thread, in one piece, since a piece's beginning is slow; the rest goes to
+        // whoever is done first.
+        const std::int64_t own = team > 1 ? work - work / kLeftOver : work, pieces = team * kPiecesLeft;
+        attend(own * thread / team, own * (thread + 1) / team);
+        if (team > 1) {
+#pragma omp for schedule(dynamic) nowait
+            for (std::int64_t i = 0; i < pieces; ++i) {
+                attend(own + (work - own) * i / pieces, own + (work - own) * (i + 1) / pieces);
+            }
         }
 #pragma omp barrier
 #pragma omp for schedule(static)

@@ -27,7 +27,7 @@ namespace {
 using namespace kvist;
 
 // Below this, waking the threads costs more than the copy.
-constexpr std::int64_t kParallelBytes = 256 << 10;
+constexpr std::int64_t kParallelBytes = 64 << 10;
 
 // K and V of T tokens, and where they go; checked.
 struct Write {
@@ -121,8 +121,15 @@ char* head_of(const Write& write, std::int64_t token, std::int64_t head) {
            (block * layout.block_elements() + head * layout.head_elements()) * element_bytes(write.element);
 }
 
-std::int64_t token_bytes(const Layout& layout, Element element) {
-    return layout.heads * (layout.key_dim + layout.value_dim) * element_bytes(element);
+// Bytes that a write moves to and from memory. Where a token begins a block of its own, or goes on in one, its
+// neighbours' cache lines come along.
+std::int64_t moved_bytes(const Write& write) {
+    const Layout& layout = *write.layout;
+    const std::int64_t bytes = layout.heads * (layout.key_dim + layout.value_dim) * element_bytes(write.element);
+    std::int64_t runs = 0;
+    for (std::int64_t t = 0; t < write.tokens; ++t) runs += t == 0 || write.slots[t] != write.slots[t - 1] + 1;
+    const std::int64_t lines = layout.paired ? layout.key_dim / 2 + layout.value_dim / 16 : 0;
+    return write.tokens * bytes + runs * layout.heads * lines * 64;
 }
 
 void write_kv(nb::handle pool, const Layout& layout, std::int64_t layer, nb::handle key, nb::handle value,
@@ -131,7 +138,7 @@ void write_kv(nb::handle pool, const Layout& layout, std::int64_t layer, nb::han
     const Write write = check_write(sizes, pool, layout, layer, key, value, slots);
 
     nb::gil_scoped_release release;
-    share_out(write, write.tokens * token_bytes(layout, write.element), [&](std::int64_t t) {
+    share_out(write, moved_bytes(write), [&](std::int64_t t) {
         for (std::int64_t h = 0; h < layout.heads; ++h) {
             put(layout, write.element, head_of(write, t, h), write.slots[t] % layout.block_size,
                 write.key + t * write.key_token + h * write.key_head,
@@ -167,8 +174,8 @@ void rotate_write_kv(nb::handle query_object, nb::handle pool, const Layout& lay
     const std::int64_t queries = Q.value();
 
     nb::gil_scoped_release release;
-    const std::int64_t bytes = token_bytes(layout, write.element) + queries * layout.key_dim * query_bytes;
-    share_out(write, write.tokens * bytes, [&](std::int64_t t) {
+    const std::int64_t turned_bytes = write.tokens * queries * layout.key_dim * query_bytes;
+    share_out(write, moved_bytes(write) + turned_bytes, [&](std::int64_t t) {
         alignas(64) float cosines[kMostDims], sines[kMostDims];
         alignas(64) char row[kMostDims * 4];
         kernels.widen(cos.data() + t * cos.stride(0) * angle_bytes, angle, turned, cosines);
