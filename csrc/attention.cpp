@@ -20,6 +20,7 @@
 
 #include "check.hpp"
 #include "contexts.hpp"
+#include "fresh.hpp"
 #include "isa.hpp"
 #include "layout.hpp"
 #include "threads.hpp"
@@ -155,10 +156,10 @@ Place place_of(const std::vector<Contexts::Split>& splits, const std::vector<std
     return Place{split, (done - before[split] * heads) / tiles};
 }
 
-void decode(nb::handle query, nb::handle pool, const Contexts& contexts, nb::handle out,
-            const std::optional<nb::object>& lse, const std::optional<nb::object>& sinks, const Layout& layout,
-            std::int64_t layer, float scale, float softcap, Isa isa, Workspace& workspace) {
-    const Call call = check("decode", query, pool, contexts, out, lse, sinks, layout, layer, scale, softcap, isa);
+// `fresh`: K and V of the query tokens, or null if they are in the pool. The job that reads a token's place puts
+// them there just before, so that no core takes the memory from another; those of the sequence behind are
+// asked for meanwhile.
+void run_decode(const Call& call, const Contexts& contexts, const Fresh* fresh, Workspace& workspace) {
     const Geometry& g = call.geometry;
     const std::int64_t queries = call.queries(), heads = g.heads;
     const auto& splits = contexts.splits();
@@ -195,6 +196,12 @@ void decode(nb::handle query, nb::handle pool, const Contexts& contexts, nb::han
                 const std::int64_t r = splits[s].sequence, at = s * queries;
                 Rows asked = call.query;
                 asked.data += contexts.query_start(r) * asked.token_bytes;
+                if (fresh != nullptr) {
+                    if (s + 1 == contexts.first_split(r + 1)) put_heads(*fresh, contexts.query_start(r), head, end);
+                    if (s + 1 < count && s + 2 == contexts.first_split(splits[s + 1].sequence + 1)) {
+                        expect_heads(*fresh, contexts.query_start(splits[s + 1].sequence), 0, heads);
+                    }
+                }
                 call.kernels->decode(g,
                                      DecodeJob{contexts.tiles() + splits[s].begin, contexts.tiles() + splits[s].end,
                                                contexts.tiles() + contexts.first(r + 1), head, end, asked,
@@ -224,6 +231,33 @@ void decode(nb::handle query, nb::handle pool, const Contexts& contexts, nb::han
                                          call.out.element, call.lse ? call.lse + token * queries + q : nullptr});
         }
     }
+}
+
+void decode(nb::handle query, nb::handle pool, const Contexts& contexts, nb::handle out,
+            const std::optional<nb::object>& lse, const std::optional<nb::object>& sinks, const Layout& layout,
+            std::int64_t layer, float scale, float softcap, Isa isa, Workspace& workspace) {
+    const Call call = check("decode", query, pool, contexts, out, lse, sinks, layout, layer, scale, softcap, isa);
+    run_decode(call, contexts, nullptr, workspace);
+}
+
+void write_decode(nb::handle query, nb::handle key, nb::handle value, nb::handle slots, nb::handle pool,
+                  const Contexts& contexts, nb::handle out, const std::optional<nb::object>& sinks,
+                  const Layout& layout, std::int64_t layer, float scale, float softcap, Isa isa,
+                  Workspace& workspace) {
+    const Call call =
+        check("write_decode", query, pool, contexts, out, std::nullopt, sinks, layout, layer, scale, softcap, isa);
+    Sizes sizes("write_decode");
+    const Fresh fresh = check_fresh(sizes, pool, layout, layer, key, value, slots);
+    sizes.require(contexts.num_decodes() == contexts.sequences() && fresh.tokens == contexts.tokens(), "contexts",
+                  "must be of decodes alone, one for each of " + std::to_string(fresh.tokens) + " tokens");
+    for (std::int64_t r = 0; r < contexts.sequences(); ++r) {
+        const Tile& last = contexts.tiles()[contexts.first(r + 1) - 1];
+        const std::int64_t begin = last.block * layout.block_size + last.part * kTileSlots;
+        sizes.require(fresh.slots[r] >= begin && fresh.slots[r] < begin + kTileSlots, "slots",
+                      "gives token " + std::to_string(r) + " slot " + std::to_string(fresh.slots[r]) +
+                          ", which is not where its context ends");
+    }
+    run_decode(call, contexts, &fresh, workspace);
 }
 
 // ---- prefill
@@ -298,6 +332,10 @@ void bind_attention(nb::module_& module) {
                nb::arg("softcap"), nb::arg("isa"), nb::arg("workspace"),
                "Attention of the first num_decodes tokens of query [T, Q, Dk] over one layer of pool [N, block "
                "elements], into out [T, Q, Dv] and, unless None, lse fp32 [T, Q].");
+    module.def("write_decode", &write_decode, nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("slots"),
+               nb::arg("pool"), nb::arg("contexts"), nb::arg("out"), nb::arg("sinks").none(), nb::arg("layout"),
+               nb::arg("layer"), nb::arg("scale"), nb::arg("softcap"), nb::arg("isa"), nb::arg("workspace"),
+               "write_kv, then decode, of a step of decodes alone; slots are where their contexts end.");
     module.def("prefill", &prefill, nb::arg("query"), nb::arg("pool"), nb::arg("contexts"), nb::arg("out"),
                nb::arg("lse").none(), nb::arg("sinks").none(), nb::arg("layout"), nb::arg("layer"), nb::arg("scale"),
                nb::arg("softcap"), nb::arg("isa"), nb::arg("workspace"),

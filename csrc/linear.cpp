@@ -32,6 +32,8 @@ Linear::Linear(const std::string& weights, std::int64_t inputs, std::int64_t out
     demand(inputs > 0 && inputs % kGroup == 0 && outputs > 0,
            "inputs must be a multiple of 32 and outputs at least 1, but they are " + std::to_string(inputs) + " and " +
                std::to_string(outputs));
+    constexpr std::int64_t most = std::int64_t{1} << 30;  // so that no size wraps around
+    demand(inputs <= most && outputs <= most, "inputs and outputs must be at most 2^30");
     demand(matrix.weights != Weights::i8 || inputs <= kFixedInputs,
            "int8 takes at most " + std::to_string(kFixedInputs) + " inputs, not " + std::to_string(inputs));
     demand_shape("packed", packed, {matrix.panels() * matrix.panel_bytes()}, true);

@@ -262,6 +262,8 @@ void Stack::leave_layer(const Layer& layer) {
 
 void Stack::finish() {
     demand(tokens_ > 0 && head_ != nullptr && logits_.ndim() == 2, "bind, set_head or want was not called");
+    demand(static_cast<std::int64_t>(logits_.shape(1)) == head_->matrix.outputs,
+           "set_head came after want; call want again");
     const auto count = static_cast<std::int64_t>(rows_.shape(0));
     const std::int64_t* const wanted = rows_.data();
     demand_within("rows", wanted, count, tokens_);

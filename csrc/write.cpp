@@ -17,6 +17,7 @@
 #endif
 
 #include "check.hpp"
+#include "fresh.hpp"
 #include "isa.hpp"
 #include "layout.hpp"
 
@@ -29,70 +30,8 @@ using namespace kvist;
 // Below this, waking the threads costs more than the copy.
 constexpr std::int64_t kParallelBytes = 64 << 10;
 
-// K and V of T tokens, and where they go; checked.
-struct Write {
-    char* pool;  // where the layer begins in block 0
-    Element element;
-    const Layout* layout;
-    const char *key, *value;
-    std::int64_t key_token, key_head, value_token, value_head;  // strides in bytes
-    const std::int64_t* slots;
-    std::int64_t tokens;
-};
-
-Write check_write(Sizes& sizes, nb::handle pool_object, const Layout& layout, std::int64_t layer,
-                  nb::handle key_object, nb::handle value_object, nb::handle slots_object) {
-    const Tensor pool("pool", pool_object), key("key", key_object), value("value", value_object);
-    const Tensor slots("slots", slots_object);
-    const Size T = sizes.symbol("T");
-    sizes.shape("slots", slots, {T});
-    sizes.type("slots", slots, Type::i64);
-    sizes.contiguous("slots", slots, 1);
-    sizes.shape("key", key, {T, Size(layout.heads), Size(layout.key_dim)});
-    sizes.shape("value", value, {T, Size(layout.heads), Size(layout.value_dim)});
-    sizes.contiguous("key", key, 1);
-    sizes.contiguous("value", value, 1);
-    layout.check_layer(sizes, layer);
-    const std::int64_t blocks = layout.check_pool(sizes, pool);
-    sizes.type("key", key, pool.type());
-    sizes.type("value", value, pool.type());
-    const auto* const slot_of = reinterpret_cast<const std::int64_t*>(slots.data());
-    sizes.range("slots", slot_of, T.value(), 0, blocks * layout.block_size);
-    const Element element = sizes.element("pool", pool);
-    const std::int64_t bytes = element_bytes(element);
-    return Write{pool.data() + layer * layout.layer_elements() * bytes,
-                 element,
-                 &layout,
-                 key.data(),
-                 value.data(),
-                 key.stride(0) * bytes,
-                 key.stride(1) * bytes,
-                 value.stride(0) * bytes,
-                 value.stride(1) * bytes,
-                 slot_of,
-                 T.value()};
-}
-
-// One head's K and V of one token.
-void put(const Layout& layout, Element element, char* head, std::int64_t slot, const char* key, const char* value) {
-    const std::int64_t bytes = element_bytes(element), key_dim = layout.key_dim, value_dim = layout.value_dim;
-    char* const values = head + layout.block_size * key_dim * bytes;
-    if (!layout.paired) {
-        std::memcpy(head + slot * key_dim * bytes, key, static_cast<std::size_t>(key_dim * bytes));
-        std::memcpy(values + slot * value_dim * bytes, value, static_cast<std::size_t>(value_dim * bytes));
-        return;
-    }
-    // K [slots/16][Dk/2][16][2]: a pair of dims is one word. V [slots/2][Dv][2]: every other element.
-    char* const key_at = head + slot / kTileSlots * kTileSlots * key_dim * 2 + slot % kTileSlots * 4;
-    for (std::int64_t pair = 0; pair < key_dim / 2; ++pair) {
-        std::memcpy(key_at + pair * kTileSlots * 4, key + pair * 4, 4);
-    }
-    char* const value_at = values + slot / 2 * value_dim * 4 + slot % 2 * 2;
-    for (std::int64_t d = 0; d < value_dim; ++d) std::memcpy(value_at + d * 4, value + d * 2, 2);
-}
-
 // Where the share of a thread begins, moved on to where another block begins.
-std::int64_t share(const Write& write, std::int64_t part, std::int64_t parts) {
+std::int64_t share(const Fresh& write, std::int64_t part, std::int64_t parts) {
     std::int64_t token = write.tokens * part / parts;
     const auto block = [&](std::int64_t t) { return write.slots[t] / write.layout->block_size; };
     while (token > 0 && token < write.tokens && block(token) == block(token - 1)) ++token;
@@ -101,7 +40,7 @@ std::int64_t share(const Write& write, std::int64_t part, std::int64_t parts) {
 
 // `each(token)` for all tokens, those of a block on one thread.
 template <typename Each>
-void share_out(const Write& write, std::int64_t bytes, Each each) {
+void share_out(const Fresh& write, std::int64_t bytes, Each each) {
 #pragma omp parallel if (bytes >= kParallelBytes)
     {
 #ifdef _OPENMP
@@ -114,16 +53,9 @@ void share_out(const Write& write, std::int64_t bytes, Each each) {
     }
 }
 
-char* head_of(const Write& write, std::int64_t token, std::int64_t head) {
-    const Layout& layout = *write.layout;
-    const std::int64_t block = write.slots[token] / layout.block_size;
-    return write.pool +
-           (block * layout.block_elements() + head * layout.head_elements()) * element_bytes(write.element);
-}
-
 // Bytes that a write moves to and from memory. Where a token begins a block of its own, or goes on in one, its
 // neighbours' cache lines come along.
-std::int64_t moved_bytes(const Write& write) {
+std::int64_t moved_bytes(const Fresh& write) {
     const Layout& layout = *write.layout;
     const std::int64_t bytes = layout.heads * (layout.key_dim + layout.value_dim) * element_bytes(write.element);
     std::int64_t runs = 0;
@@ -135,23 +67,17 @@ std::int64_t moved_bytes(const Write& write) {
 void write_kv(nb::handle pool, const Layout& layout, std::int64_t layer, nb::handle key, nb::handle value,
               nb::handle slots) {
     Sizes sizes("write_kv");
-    const Write write = check_write(sizes, pool, layout, layer, key, value, slots);
+    const Fresh write = check_fresh(sizes, pool, layout, layer, key, value, slots);
 
     nb::gil_scoped_release release;
-    share_out(write, moved_bytes(write), [&](std::int64_t t) {
-        for (std::int64_t h = 0; h < layout.heads; ++h) {
-            put(layout, write.element, head_of(write, t, h), write.slots[t] % layout.block_size,
-                write.key + t * write.key_token + h * write.key_head,
-                write.value + t * write.value_token + h * write.value_head);
-        }
-    });
+    share_out(write, moved_bytes(write), [&](std::int64_t t) { put_heads(write, t, 0, layout.heads); });
 }
 
 void rotate_write_kv(nb::handle query_object, nb::handle pool, const Layout& layout, std::int64_t layer,
                      nb::handle key, nb::handle value, nb::handle slots, nb::handle cos_object,
                      nb::handle sin_object, Isa isa) {
     Sizes sizes("rotate_write_kv");
-    const Write write = check_write(sizes, pool, layout, layer, key, value, slots);
+    const Fresh write = check_fresh(sizes, pool, layout, layer, key, value, slots);
     const Tensor query("query", query_object), cos("cos", cos_object), sin("sin", sin_object);
     const Size Q = sizes.symbol("Q"), rotary = sizes.symbol("rotary");
     const Size T(write.tokens);
@@ -238,7 +164,7 @@ void bind_write(nb::module_& module) {
              nb::arg("block_size"), nb::arg("packing_id"));
     module.def("write_kv", &write_kv, nb::arg("pool"), nb::arg("layout"), nb::arg("layer"), nb::arg("key"),
                nb::arg("value"), nb::arg("slots"),
-               "Write key [T, H, Dk] and value [T, H, Dv] (rows contiguous, dtype of the pool) into the slots "
+               "Fresh key [T, H, Dk] and value [T, H, Dv] (rows contiguous, dtype of the pool) into the slots "
                "(int64 [T], block * S + slot, all different) of one layer of pool [N, block elements].");
     module.def("rotate_write_kv", &rotate_write_kv, nb::arg("query"), nb::arg("pool"), nb::arg("layout"),
                nb::arg("layer"), nb::arg("key"), nb::arg("value"), nb::arg("slots"), nb::arg("cos"), nb::arg("sin"),

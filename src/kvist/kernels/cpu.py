@@ -183,6 +183,42 @@ class CpuKernels:
             _extension().decode, query, pool, layout, layer, batch, scale, out, lse, options
         )
 
+    def write_decode(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        slots: Tensor,
+        pool: Tensor,
+        layout: BlockLayout,
+        layer: int,
+        batch: AttentionBatch,
+        scale: float,
+        out: Tensor,
+        options: AttentionOptions = PLAIN,
+    ) -> None:
+        """`write_kv`, then `decode`, of a step of decodes alone.
+
+        The core that will read a token's K and V puts them into the pool: the same numbers, but the
+        memory does not move from core to core.
+        """
+        _extension().write_decode(
+            _rows(query, query.dtype),
+            _rows(key, pool.dtype),
+            _rows(value, pool.dtype),
+            slots,
+            pool,
+            _contexts(batch, options.window or 0),
+            out,
+            options.sinks,
+            self._native(layout),
+            layer,
+            scale,
+            options.softcap or 0.0,
+            self._isa,
+            self._workspace,
+        )
+
     def prefill(
         self,
         query: Tensor,

@@ -48,6 +48,27 @@ class AttendKernel(Protocol):
         ...
 
 
+class WriteDecodeKernel(Protocol):
+    """Both for a step of decodes alone: K and V into the pool, then attention."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        slots: Tensor,
+        pool: Tensor,
+        layout: BlockLayout,
+        layer: int,
+        batch: AttentionBatch,
+        scale: float,
+        out: Tensor,
+        options: AttentionOptions = PLAIN,
+    ) -> None:
+        """Write the rows of all sequences into `out`; `slots` are where their contexts end."""
+        ...
+
+
 @dataclass(frozen=True)
 class KernelSet:
     """The kernels of one pool, chosen once.
@@ -65,6 +86,8 @@ class KernelSet:
         The two halves of `attention`.
     report : tuple of (operation, backend, why)
         For the start-up log, in the order of `OPERATIONS`.
+    write_decode : WriteDecodeKernel or None
+        `write_kv` and `decode` in one, where that is faster.
     """
 
     write_kv: WriteKernel
@@ -73,6 +96,7 @@ class KernelSet:
     decode: AttendKernel
     prefill: AttendKernel
     report: tuple[tuple[str, str, str], ...]
+    write_decode: WriteDecodeKernel | None = None
 
     def attention(
         self,
@@ -233,6 +257,7 @@ def select(
         native.decode,
         native.prefill,
         tuple((name, "cpp", native.describe()) for name in OPERATIONS),
+        native.write_decode,
     )
 
 

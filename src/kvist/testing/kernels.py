@@ -170,6 +170,32 @@ class KernelContract:
             )
 
     @pytest.mark.parametrize("dtype", TOLERANCE)
+    def test_a_decode_that_writes_is_a_write_and_a_decode(self, dtype: torch.dtype) -> None:
+        """Bit by bit, pool and answer; and it refuses slots that are not where a context ends."""
+        case = KernelCase((1,) * 7, (1, 16, 17, 130, 512, 700, 1300), dtype=dtype)
+        scene = Scene(case, self.device)
+        kernels, batch = self.select(case), scene.batch
+        if kernels.write_decode is None:
+            pytest.skip("these kernels have no such operation")
+        slots = torch.cat([scene.slots(r)[-1:] for r in range(len(case.context_lens))])
+        key = torch.randn(len(slots), *scene.keys[0].shape[1:], device=self.device).to(dtype)
+        value = torch.randn(len(slots), *scene.values[0].shape[1:], device=self.device).to(dtype)
+        results = []
+        for at_once in (False, True):
+            pool, out = scene.pool.clone(), torch.zeros_like(scene.query)
+            rest = (pool, case.layout, LAYER, batch, case.scale, out)
+            if at_once:
+                kernels.write_decode(scene.query, key, value, slots, *rest)
+            else:
+                kernels.write_kv(pool, case.layout, LAYER, key, value, slots)
+                kernels.decode(scene.query, *rest, None)
+            results.append((pool, out))
+        for apart, fused in zip(*results, strict=True):
+            assert torch.equal(apart.view(torch.uint8), fused.view(torch.uint8))
+        with pytest.raises(ValueError, match="where its context ends"):
+            kernels.write_decode(scene.query, key, value, slots.flip(0), *rest)
+
+    @pytest.mark.parametrize("dtype", TOLERANCE)
     def test_a_decode_does_not_depend_on_its_batch(self, dtype: torch.dtype) -> None:
         """Alone, among others, and in another order."""
         case = KernelCase((1,) * 6, (1, 17, 130, 512, 700, 1300), dtype=dtype)

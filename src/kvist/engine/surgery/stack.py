@@ -173,6 +173,12 @@ class FusedModel:
         batch, out = context.batch.attention, buffers.attended
         scale, options = slot.scale, slot.options
         context.calls.append(layer)
+        if kernels.write_decode is not None and batch.num_decodes == len(batch.query_lens):
+            b, slots = buffers, context.batch.slots
+            kernels.write_decode(
+                b.query, b.key, b.value, slots, pool, layout, layer, batch, scale, out, options
+            )
+            return
         kernels.write_kv(pool, layout, layer, buffers.key, buffers.value, context.batch.slots)
         # Shapes were checked when the layer was tried; its rows go where the next call reads them.
         if batch.num_decodes:
