@@ -248,8 +248,9 @@ void write_decode(nb::handle query, nb::handle key, nb::handle value, nb::handle
         check("write_decode", query, pool, contexts, out, std::nullopt, sinks, layout, layer, scale, softcap, isa);
     Sizes sizes("write_decode");
     const Fresh fresh = check_fresh(sizes, pool, layout, layer, key, value, slots);
-    sizes.require(contexts.num_decodes() == contexts.sequences() && fresh.tokens == contexts.tokens(), "contexts",
-                  "must be of decodes alone, one for each of " + std::to_string(fresh.tokens) + " tokens");
+    sizes.require(contexts.ends_apart() && fresh.tokens == contexts.tokens(), "contexts",
+                  "must be of decodes alone, one for each of " + std::to_string(fresh.tokens) +
+                      " tokens, and end in blocks that no other has");
     for (std::int64_t r = 0; r < contexts.sequences(); ++r) {
         const Tile& last = contexts.tiles()[contexts.first(r + 1) - 1];
         const std::int64_t begin = last.block * layout.block_size + last.part * kTileSlots;
@@ -326,7 +327,9 @@ void bind_attention(nb::module_& module) {
         .def_static("of_tables", &Contexts::of_tables, nb::arg("block_tables"), nb::arg("seq_lens"),
                     nb::arg("query_start"), nb::arg("num_decodes"), nb::arg("block_size"), nb::arg("window"))
         .def_static("of_runs", &Contexts::of_runs, nb::arg("runs"), nb::arg("run_start"), nb::arg("seq_lens"),
-                    nb::arg("query_start"), nb::arg("num_decodes"), nb::arg("block_size"), nb::arg("window"));
+                    nb::arg("query_start"), nb::arg("num_decodes"), nb::arg("block_size"), nb::arg("window"))
+        .def_prop_ro("ends_apart", &Contexts::ends_apart,
+                     "Whether all are decodes and none reads the block in which another ends.");
     module.def("decode", &decode, nb::arg("query"), nb::arg("pool"), nb::arg("contexts"), nb::arg("out"),
                nb::arg("lse").none(), nb::arg("sinks").none(), nb::arg("layout"), nb::arg("layer"), nb::arg("scale"),
                nb::arg("softcap"), nb::arg("isa"), nb::arg("workspace"),
@@ -335,7 +338,7 @@ void bind_attention(nb::module_& module) {
     module.def("write_decode", &write_decode, nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("slots"),
                nb::arg("pool"), nb::arg("contexts"), nb::arg("out"), nb::arg("sinks").none(), nb::arg("layout"),
                nb::arg("layer"), nb::arg("scale"), nb::arg("softcap"), nb::arg("isa"), nb::arg("workspace"),
-               "write_kv, then decode, of a step of decodes alone; slots are where their contexts end.");
+               "write_kv, then decode, of contexts with ends_apart; slots are where they end.");
     module.def("prefill", &prefill, nb::arg("query"), nb::arg("pool"), nb::arg("contexts"), nb::arg("out"),
                nb::arg("lse").none(), nb::arg("sinks").none(), nb::arg("layout"), nb::arg("layer"), nb::arg("scale"),
                nb::arg("softcap"), nb::arg("isa"), nb::arg("workspace"),

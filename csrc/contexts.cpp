@@ -87,6 +87,25 @@ void Contexts::end_sequence(std::int64_t r) {
     first_.push_back(end);
 }
 
+void Contexts::look_at_ends() {
+    const std::int64_t count = sequences();
+    if (num_decodes_ != count) return;
+    std::vector<char> ends(static_cast<std::size_t>(blocks_), 0);
+    for (std::int64_t r = 0; r < count; ++r) {
+        if (first_[r] == first_[r + 1]) return;  // nothing of it is read
+        char& end = ends[tiles_[first_[r + 1] - 1].block];
+        if (end != 0) return;
+        end = 1;
+    }
+    for (std::int64_t r = 0; r < count; ++r) {
+        const std::int32_t own = tiles_[first_[r + 1] - 1].block;
+        for (std::int64_t t = first_[r]; t < first_[r + 1]; ++t) {
+            if (ends[tiles_[t].block] != 0 && tiles_[t].block != own) return;
+        }
+    }
+    ends_apart_ = true;
+}
+
 Contexts Contexts::of_tables(nb::handle block_tables, nb::handle seq_lens, nb::handle query_start,
                              std::int64_t num_decodes, std::int64_t block_size, std::int64_t window) {
     Contexts contexts("contexts", seq_lens, query_start, num_decodes, block_size, window);
@@ -115,6 +134,7 @@ Contexts Contexts::of_tables(nb::handle block_tables, nb::handle seq_lens, nb::h
         }
         contexts.end_sequence(r);
     }
+    contexts.look_at_ends();
     return contexts;
 }
 
@@ -151,6 +171,7 @@ Contexts Contexts::of_runs(nb::handle runs, nb::handle run_start, nb::handle seq
         }
         contexts.end_sequence(r);
     }
+    contexts.look_at_ends();
     return contexts;
 }
 

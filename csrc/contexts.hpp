@@ -40,6 +40,9 @@ class Contexts {
     std::int64_t num_decodes() const { return num_decodes_; }
     std::int64_t block_size() const { return block_size_; }
     std::int64_t window() const { return window_; }
+    // Whether nobody reads the block in which another's context ends: then a step of decodes alone may write
+    // each token when it is read.
+    bool ends_apart() const { return ends_apart_; }
     // Blocks that a pool must have.
     std::int64_t blocks() const { return blocks_; }
 
@@ -54,8 +57,10 @@ class Contexts {
 
     void add_run(std::int64_t r, std::int32_t block, std::int64_t slot, std::int64_t count, std::int64_t position);
     void end_sequence(std::int64_t r);
+    void look_at_ends();
 
     std::int64_t num_decodes_, block_size_, window_, blocks_ = 0;
+    bool ends_apart_ = false;
     std::vector<std::int64_t> lengths_, query_start_, position_;
     std::vector<Tile> tiles_;
     std::vector<std::int64_t> first_ = {0};

@@ -299,13 +299,12 @@ def test_packing_and_products(kind, data):
     guarded = Guarded()
     outputs, inputs = 40, 64
     nbytes = _C.packed_bytes(kind, inputs, outputs)
-    scale = guarded.tensor((64,), F32) if kind == "int8" else None
     packed = guarded.tensor((nbytes,), torch.uint8)
     generator = torch.Generator().manual_seed(0)
     source = torch.randn(outputs, inputs, generator=generator).to(
         data.draw(st.sampled_from((BF16, F32)))
     )
-    packing = {"source": source, "weights": kind, "packed": packed, "scale": scale}
+    packing = {"source": source, "weights": kind, "packed": packed}
     _C.pack(*packing.values())
     run(_C.pack, wrong(data, packing), guarded)
     _C.pack(*packing.values())
@@ -314,7 +313,6 @@ def test_packing_and_products(kind, data):
         "inputs": inputs,
         "outputs": outputs,
         "packed": packed,
-        "scale": scale,
         "bias": torch.zeros(outputs),
         "alone": False,
     }
@@ -324,6 +322,14 @@ def test_packing_and_products(kind, data):
     run(linear.multiply, wrong(data, product), guarded)
     rows = {"ids": ids(0, outputs - 1), "out": guarded.tensor((2, inputs), F32)}
     run(linear.rows, wrong(data, rows), guarded)
+
+
+def test_sizes_that_wrap_around_are_refused():
+    """Else a matrix of nothing would have 2^60 outputs to read."""
+    nothing = torch.empty(0, dtype=torch.uint8)
+    for inputs, outputs in ((32, 1 << 60), (1 << 60, 32)):
+        with pytest.raises(ValueError, match=r"2\^30"):
+            _C.Linear("float32", inputs, outputs, nothing, None, False)
 
 
 def test_two_calls_at_once_need_two_workspaces():

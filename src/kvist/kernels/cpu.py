@@ -200,15 +200,21 @@ class CpuKernels:
         """`write_kv`, then `decode`, of a step of decodes alone.
 
         The core that will read a token's K and V puts them into the pool: the same numbers, but the
-        memory does not move from core to core.
+        memory does not move from core to core. Only where no other context of the step reads them;
+        else one after the other.
         """
+        contexts = _contexts(batch, options.window or 0)
+        if not contexts.ends_apart:
+            self.write_kv(pool, layout, layer, key, value, slots)
+            self.decode(query, pool, layout, layer, batch, scale, out, None, options)
+            return
         _extension().write_decode(
             _rows(query, query.dtype),
             _rows(key, pool.dtype),
             _rows(value, pool.dtype),
             slots,
             pool,
-            _contexts(batch, options.window or 0),
+            contexts,
             out,
             options.sinks,
             self._native(layout),

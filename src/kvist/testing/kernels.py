@@ -196,6 +196,32 @@ class KernelContract:
             kernels.write_decode(scene.query, key, value, slots.flip(0), *rest)
 
     @pytest.mark.parametrize("dtype", TOLERANCE)
+    def test_decodes_that_read_each_others_tokens(self, dtype: torch.dtype) -> None:
+        """The tokens of one prompt, each a decode of its own, as a batch-invariant engine asks."""
+        length = 150
+        scene = Scene(KernelCase((length,), (length,), dtype=dtype), self.device)
+        case, slots = scene.case, scene.slots(0)
+        kernels, table = self.select(case), scene.batch.block_tables[:1].expand(length, -1)
+        if kernels.write_decode is None:
+            pytest.skip("these kernels have no such operation")
+        lengths = list(range(1, length + 1))
+        batch = AttentionBatch.build(
+            [1] * length, lengths, table.tolist(), case.block_size, self.device
+        )
+        results = []
+        for at_once in (False, True):
+            pool, out = torch.zeros_like(scene.pool), torch.zeros_like(scene.query)
+            rest = (pool, case.layout, LAYER, batch, case.scale, out)
+            if at_once:
+                kernels.write_decode(scene.query, scene.keys[0], scene.values[0], slots, *rest)
+            else:
+                kernels.write_kv(pool, case.layout, LAYER, scene.keys[0], scene.values[0], slots)
+                kernels.decode(scene.query, *rest, None)
+            results.append((pool, out))
+        for apart, fused in zip(*results, strict=True):
+            assert torch.equal(apart, fused)
+
+    @pytest.mark.parametrize("dtype", TOLERANCE)
     def test_a_decode_does_not_depend_on_its_batch(self, dtype: torch.dtype) -> None:
         """Alone, among others, and in another order."""
         case = KernelCase((1,) * 6, (1, 17, 130, 512, 700, 1300), dtype=dtype)
