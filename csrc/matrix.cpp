@@ -260,10 +260,20 @@ struct Shifted final : Sink {
 
 }  // namespace
 
+namespace {
+
+// Of a thread. Rows are prepared again for each piece, which tells where they are many or the product is short.
+std::int64_t pieces_for(std::int64_t rows) {
+    constexpr std::int64_t many = 64;
+    if (rows < kLeastTileRows) return 1;
+    return rows <= many ? kPieces : 2;
+}
+
+}  // namespace
+
 void multiply_share(const Matrix& matrix, const Input& rows, bool alone, const Sink& sink) {
     const std::int64_t panels = matrix.panels(), blocks = (rows.count + kBlockRows - 1) / kBlockRows;
-    // What few rows cost beside their product they would cost again with each piece.
-    const std::int64_t size = piece_panels(panels, 1, rows.count < kLeastTileRows ? 1 : kPieces);
+    const std::int64_t size = piece_panels(panels, 1, pieces_for(rows.count));
     const std::int64_t pieces = (panels + size - 1) / size;
 #pragma omp for schedule(dynamic) nowait
     for (std::int64_t at = 0; at < blocks * pieces; ++at) {
