@@ -14,10 +14,6 @@
 
 #include <nanobind/stl/optional.h>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 #include "check.hpp"
 #include "contexts.hpp"
 #include "fresh.hpp"
@@ -181,12 +177,7 @@ void run_decode(const Call& call, const Contexts& contexts, const Fresh* fresh, 
     float* const weights = tops + count * queries;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        const int thread = this_thread();
-#ifdef _OPENMP
-        const int team = omp_get_num_threads();
-#else
-        const int team = 1;
-#endif
+        const int thread = this_thread(), team = team_threads();
         char* const scratch = memory + thread * scratch_bytes;
         const auto attend = [&](std::int64_t begin, std::int64_t behind) {
             const Place from = place_of(splits, before, heads, begin), to = place_of(splits, before, heads, behind);

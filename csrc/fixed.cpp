@@ -81,29 +81,6 @@ KVIST_FIXED void sum_fixed(const char* panel, const std::uint8_t* x, std::int64_
 
 using Sums = void (*)(const char*, const std::uint8_t*, std::int64_t, std::int32_t*, std::int32_t*);
 
-// A panel times the high or the low bytes of a tile's rows; the sums stay in the registers. `ahead` is
-// fetched meanwhile, `lines` a step. Each tile is loaded again as soon as it was used, for the step to come.
-KVIST_TILES void sum_bytes(const char* panel, const std::uint8_t* x, std::int64_t steps, const char* ahead,
-                           std::int64_t lines) {
-    memory_is_used(x);
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_loadd(2, x, 64);
-    _tile_loadd(3, panel, 128);
-    _tile_loadd(4, panel + 64, 128);
-    for (std::int64_t step = 1; step < steps; ++step) {
-        panel += 2048, x += 2048;
-        for (std::int64_t line = 0; line < lines; ++line, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
-        _tile_dpbusd(0, 2, 3);
-        _tile_loadd(3, panel, 128);
-        _tile_dpbusd(1, 2, 4);
-        _tile_loadd(2, x, 64);
-        _tile_loadd(4, panel + 64, 128);
-    }
-    _tile_dpbusd(0, 2, 3);
-    _tile_dpbusd(1, 2, 4);
-}
-
 }  // namespace
 
 KVIST_FIXED void fix_row(const char* row, std::int64_t number, const Fixed& fixed) {
@@ -175,7 +152,7 @@ KVIST_FIXED void multiply_fixed_tiles(const Panels& panels, const Fixed& rows, c
         for (std::int64_t pass = 0; pass < passes; ++pass) {
             const std::int64_t row = pass / 2 * kTile, part = pass % 2;
             const char* const ahead = next == nullptr ? nullptr : next + pass * steps * lines * 64;
-            sum_bytes(weights, rows.at(row, 0) + part * 1024, steps, ahead, ahead == nullptr ? 0 : lines);
+            sum_tile<true>(weights, rows.at(row, 0) + part * 1024, 2048, steps, ahead, ahead == nullptr ? 0 : lines);
             if (part == 0 && waiting >= 0) finish(turn ^ 1);
             take_sums(whole[turn][part]);
             if (part == 1) waiting = row, waiting_panel = panel, turn ^= 1;

@@ -258,10 +258,6 @@ struct Shifted final : Sink {
     std::int64_t offset;
 };
 
-}  // namespace
-
-namespace {
-
 // Of a thread. Rows are prepared again for each piece, which tells where they are many or the product is short.
 std::int64_t pieces_for(std::int64_t rows) {
     constexpr std::int64_t many = 64;

@@ -13,29 +13,6 @@
 namespace kvist {
 namespace {
 
-// A panel times a tile's rows; the sums stay in the registers. `ahead` is fetched meanwhile, `lines` a
-// step. Each tile is loaded again as soon as it was used, for the step to come.
-KVIST_TILES void sum_tile(const char* panel, const char* x, std::int64_t inputs, const char* ahead,
-                          std::int64_t lines) {
-    memory_is_used(x);
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_loadd(2, x, 64);
-    _tile_loadd(3, panel, 128);
-    _tile_loadd(4, panel + 64, 128);
-    for (std::int64_t k = 32; k < inputs; k += 32) {
-        panel += 2048, x += 1024;
-        for (std::int64_t line = 0; line < lines; ++line, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
-        _tile_dpbf16ps(0, 2, 3);
-        _tile_loadd(3, panel, 128);
-        _tile_dpbf16ps(1, 2, 4);
-        _tile_loadd(2, x, 64);
-        _tile_loadd(4, panel + 64, 128);
-    }
-    _tile_dpbf16ps(0, 2, 3);
-    _tile_dpbf16ps(1, 2, 4);
-}
-
 // Levels as weights: level * scale + least, rounded to bf16. Lanes are pairs of inputs of eight outputs.
 KVIST_TILES void decode_i4(const char* packed, std::int64_t inputs, char* out) {
     const __m512 levels = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -104,7 +81,7 @@ void multiply_tiled(const Panels& panels, const Tiled& rows, char* decoded, cons
         }
         for (std::int64_t group = 0; group < groups; ++group) {
             const char* const ahead = next == nullptr ? nullptr : next + group * steps * lines * 64;
-            sum_tile(weights, rows.data + group * kTile * matrix.inputs * 2, matrix.inputs, ahead,
+            sum_tile<false>(weights, rows.data + group * kTile * matrix.inputs * 2, 1024, steps, ahead,
                      ahead == nullptr ? 0 : lines);
             if (waiting >= 0) finish(sums[turn ^ 1]);
             take_sums(sums[turn]);

@@ -47,6 +47,45 @@ KVIST_TILES static inline void shape_tiles(std::int64_t rows) {
 
 KVIST_TILES static inline void release_tiles() { _tile_release(); }
 
+// A panel times a tile's rows, whose steps lie `stride` bytes apart; the sums stay in the registers. `ahead` is
+// fetched meanwhile, `lines` a step. Each tile is loaded again as soon as it was used, for the step to come.
+// `Bytes`: whole numbers, 64 inputs a step; else bf16, 32.
+template <bool Bytes>
+KVIST_TILES inline void sum_tile(const char* panel, const void* rows, std::int64_t stride, std::int64_t steps,
+                                 const char* ahead, std::int64_t lines) {
+    const char* x = static_cast<const char*>(rows);
+    memory_is_used(x);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_loadd(2, x, 64);
+    _tile_loadd(3, panel, 128);
+    _tile_loadd(4, panel + 64, 128);
+    for (std::int64_t step = 1; step < steps; ++step) {
+        panel += 2048, x += stride;
+        for (std::int64_t line = 0; line < lines; ++line, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
+        if (Bytes) {
+            _tile_dpbusd(0, 2, 3);
+        } else {
+            _tile_dpbf16ps(0, 2, 3);
+        }
+        _tile_loadd(3, panel, 128);
+        if (Bytes) {
+            _tile_dpbusd(1, 2, 4);
+        } else {
+            _tile_dpbf16ps(1, 2, 4);
+        }
+        _tile_loadd(2, x, 64);
+        _tile_loadd(4, panel + 64, 128);
+    }
+    if (Bytes) {
+        _tile_dpbusd(0, 2, 3);
+        _tile_dpbusd(1, 2, 4);
+    } else {
+        _tile_dpbf16ps(0, 2, 3);
+        _tile_dpbf16ps(1, 2, 4);
+    }
+}
+
 // Both sums of a tile's rows, [16][32].
 KVIST_TILES static inline void take_sums(void* sums) {
     _tile_stored(0, sums, 128);

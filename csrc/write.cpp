@@ -12,14 +12,11 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 #include "check.hpp"
 #include "fresh.hpp"
 #include "isa.hpp"
 #include "layout.hpp"
+#include "threads.hpp"
 
 namespace nb = nanobind;
 
@@ -43,11 +40,7 @@ template <typename Each>
 void share_out(const Fresh& write, std::int64_t bytes, Each each) {
 #pragma omp parallel if (bytes >= kParallelBytes)
     {
-#ifdef _OPENMP
-        const int thread = omp_get_thread_num(), team = omp_get_num_threads();
-#else
-        const int thread = 0, team = 1;
-#endif
+        const int thread = this_thread(), team = team_threads();
         const std::int64_t end = share(write, thread + 1, team);
         for (std::int64_t t = share(write, thread, team); t < end; ++t) each(t);
     }
