@@ -13,10 +13,6 @@
 namespace kvist {
 namespace {
 
-// Tiles fetched ahead of their use, in a decode. A burst of fetches a block, or more than a few
-// blocks ahead, was slower.
-constexpr std::int64_t kTilesAhead = 2;
-
 // What a step leaves behind for each of its rows.
 template <typename Word>
 struct Step {
@@ -61,14 +57,25 @@ static Step<typename P::Word> lay_out(const Geometry& g, std::int64_t rows, std:
 
 // ---- R rows at a time
 
+// Of T tiles, side by side.
+template <class P, int R, int T, bool Ahead>
+KVIST_INLINE void score_tiles(const Geometry& g, const typename P::Word* query, std::int64_t first,
+                              const Step<typename P::Word>& step, float* scores) {
+    Floats found[R][T] = {};
+    P::template score<R, T, Ahead>(query, g.key_pad, step.key + first, P::depth(g), step.key_next + first, found);
+    for (int r = 0; r < R; ++r) {
+        for (int t = 0; t < T; ++t) store(scores + r * step.width + (first + t) * kTileSlots, found[r][t]);
+    }
+}
+
 template <class P, int R, bool Ahead>
 static void score_rows(const Geometry& g, const typename P::Word* query, std::int64_t tiles,
                        const Step<typename P::Word>& step, float* scores) {
-    for (std::int64_t t = 0; t < tiles; ++t) {
-        Floats found[R];
-        P::template score<R, Ahead>(query, g.key_pad, step.key[t], P::depth(g), Ahead ? step.key_next[t] : nullptr,
-                                    found);
-        for (int r = 0; r < R; ++r) store(scores + r * step.width + t * kTileSlots, found[r]);
+    constexpr int kFit = kMostSums / R, kSide = kFit >= kAbreast ? kAbreast : kFit >= 2 ? 2 : 1;
+    std::int64_t t = 0;
+    for (; t + kSide <= tiles; t += kSide) score_tiles<P, R, kSide, Ahead>(g, query, t, step, scores);
+    if constexpr (kSide > 1) {
+        for (; t < tiles; ++t) score_tiles<P, R, 1, Ahead>(g, query, t, step, scores);
     }
 }
 
@@ -82,9 +89,14 @@ KVIST_INLINE void add_columns(const Geometry& g, const typename P::Word* weights
             sums[r][v] = load<Floats>(sum + r * g.value_pad + column + v * kLanes) * factors[r];
         }
     }
-    for (std::int64_t t = 0; t < tiles; ++t) {
-        P::template add<R, V, Ahead>(weights + t * kTileSlots, step.width, step.value[t] + column * 4, g.value_pad,
-                                     Ahead ? step.value_next[t] + column * 4 : nullptr, sums);
+    std::int64_t t = 0;
+    for (; t + kAbreast <= tiles; t += kAbreast) {
+        P::template add<R, V, kAbreast, Ahead>(weights + t * kTileSlots, step.width, step.value + t, g.value_pad,
+                                               column * 4, step.value_next + t, sums);
+    }
+    for (; t < tiles; ++t) {
+        P::template add<R, V, 1, Ahead>(weights + t * kTileSlots, step.width, step.value + t, g.value_pad, column * 4,
+                                        step.value_next + t, sums);
     }
     for (int r = 0; r < R; ++r) {
         for (int v = 0; v < V; ++v) store(sum + r * g.value_pad + column + v * kLanes, sums[r][v]);
@@ -211,7 +223,7 @@ static void decode_step(const Geometry& g, std::int64_t rows, const typename P::
     }
 }
 
-constexpr std::int64_t kDecodeTiles = 4;
+constexpr std::int64_t kDecodeTiles = kAbreast;
 
 template <class P>
 static std::int64_t decode_scratch(const Geometry& g) {
@@ -238,12 +250,16 @@ static void decode(const Geometry& g, const DecodeJob& job, char* scratch) {
     for (const Tile* tile = job.tiles; tile < job.end; tile += kDecodeTiles) {
         const std::int64_t tiles = least(kDecodeTiles, job.end - tile);
         for (std::int64_t head = job.head; head < job.head_end; ++head) {
+            // Meanwhile the same tiles of the next head are fetched, or the next tiles of the first: line by
+            // line, each beside one that is used. A burst of fetches a block, and more than so far ahead, was slower.
+            const bool last_head = head + 1 == job.head_end;
+            const std::int64_t next_head = last_head ? job.head : head + 1;
             for (std::int64_t t = 0; t < tiles; ++t) {
-                const Tile& next = tile[least(t + kTilesAhead, job.known - tile - 1)];
                 step.key[t] = P::key(g, tile[t], head, step.room + t * room);
                 step.value[t] = P::value(g, tile[t], head, step.room + (kDecodeTiles + t) * room);
-                step.key_next[t] = key_of(g, next, head);
-                step.value_next[t] = value_of(g, next, head);
+                const Tile& next = tile[last_head ? least(kDecodeTiles + t, job.known - tile - 1) : t];
+                step.key_next[t] = key_of(g, next, next_head);
+                step.value_next[t] = value_of(g, next, next_head);
             }
             for (std::int64_t begin = 0; begin < g.group; begin += kMostRows) {
                 const std::int64_t q = head * g.group + begin;
@@ -282,18 +298,21 @@ static void merge(const MergeJob& job) {
         if (job.top[s * job.stride] > highest) highest = job.top[s * job.stride];
     }
     constexpr std::int64_t kColumns = 64;
-    alignas(64) float sums[kColumns];
+    alignas(64) float sums[kColumns], factors[kLanes] = {};
     float total = 0.0f;
-    for (std::int64_t s = 0; s < job.splits; ++s) {
-        total += exp2_of(job.top[s * job.stride] - highest) * job.weight[s * job.stride];
-    }
     for (std::int64_t column = 0; column < job.value_dim; column += kColumns) {
         Floats some[kColumns / kLanes] = {};
         const std::int64_t wide = least(kColumns, job.value_pad - column) / kLanes;
-        for (std::int64_t s = 0; s < job.splits; ++s) {
-            const float factor = exp2_of(job.top[s * job.stride] - highest);
-            const float* const part = job.sum + s * job.stride * job.value_pad + column;
-            for (std::int64_t v = 0; v < wide; ++v) some[v] += load<Floats>(part + v * kLanes) * factor;
+        for (std::int64_t first = 0; first < job.splits; first += kLanes) {
+            const std::int64_t splits = least(kLanes, job.splits - first);
+            for (std::int64_t s = 0; s < splits; ++s) factors[s] = job.top[(first + s) * job.stride] - highest;
+            store(factors, exp2_of(load<Floats>(factors)));
+            for (std::int64_t s = 0; s < splits; ++s) {
+                const std::int64_t at = (first + s) * job.stride;
+                const float* const part = job.sum + at * job.value_pad + column;
+                for (std::int64_t v = 0; v < wide; ++v) some[v] += load<Floats>(part + v * kLanes) * factors[s];
+                if (column == 0) total += factors[s] * job.weight[at];
+            }
         }
         for (std::int64_t v = 0; v < wide; ++v) store(sums + v * kLanes, some[v]);
         finish(sums, highest, total, job.sink, least(kColumns, job.value_dim - column),

@@ -24,7 +24,7 @@ double read_seconds(nb::handle object, Isa isa, std::int64_t streams, bool ahead
     sizes.type("data", data, Type::f32);
     sizes.contiguous("data", data, 1);
     sizes.require(streams == 1 || streams == 2 || streams == 4, "streams", "must be 1, 2 or 4");
-    sizes.require(supported(isa), "isa", std::string("is ") + isa_name(isa) + ", which this processor does not have");
+    sizes.require(supported(isa), "isa", "is ", isa_name(isa), ", which this processor does not have");
     const Kernels& kernels = kvist::kernels(isa, Arithmetic::rows);
     const char* const begin = data.data();
     const std::int64_t bytes = count.value() * 4;

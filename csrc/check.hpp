@@ -136,9 +136,10 @@ class Sizes {
         }
     }
 
-    // Any other condition: say what was got and what was asked.
-    void require(bool condition, const char* argument, const std::string& message) const {
-        if (!condition) fail(argument, message);
+    // Any other condition: say what was got and what was asked, in parts that become words only if it fails.
+    template <typename... Parts>
+    void require(bool condition, const char* argument, const Parts&... parts) const {
+        if (!condition) fail(argument, (std::string() + ... + words(parts)));
     }
 
     [[noreturn]] void fail(const char* argument, const std::string& message) const {
@@ -146,6 +147,10 @@ class Sizes {
     }
 
   private:
+    static const char* words(const char* text) { return text; }
+    static const std::string& words(const std::string& text) { return text; }
+    static std::string words(std::int64_t number) { return std::to_string(number); }
+
     std::string text(const char* argument, const std::string& message) const {
         return std::string(operation_) + ": " + argument + " " + message;
     }

@@ -41,8 +41,7 @@ Contexts::Contexts(const char* operation, nb::handle seq_lens, nb::handle query_
     const Tensor lengths("seq_lens", seq_lens), starts("query_start", query_start);
     sizes.require(block_size >= 1 && window >= 0, "block_size, window", "must be at least 1 and 0");
     sizes.require(block_size <= kMostSlots, "block_size",
-                  "is " + std::to_string(block_size) + ", and a block has at most " + std::to_string(kMostSlots) +
-                      " slots");
+                  "is ", block_size, ", and a block has at most ", kMostSlots, " slots");
     sizes.shape("seq_lens", lengths, {R});
     sizes.shape("query_start", starts, {Size(R.value() + 1)});
     lengths_ = integers(sizes, "seq_lens", lengths);
@@ -51,8 +50,8 @@ Contexts::Contexts(const char* operation, nb::handle seq_lens, nb::handle query_
     sizes.range("query_start", query_start_.data(), 1, 0, 1);
     for (std::int64_t r = 0; r < R.value(); ++r) {
         sizes.require(queries(r) >= 1 && queries(r) <= lengths_[r] && (r >= num_decodes || queries(r) == 1),
-                      "query_start", "gives sequence " + std::to_string(r) + " " + std::to_string(queries(r)) +
-                                         " query tokens in a context of " + std::to_string(lengths_[r]));
+                      "query_start",
+                      "gives sequence ", r, " ", queries(r), " query tokens in a context of ", lengths_[r]);
         position_.push_back(lengths_[r] - queries(r));
     }
 }
@@ -118,9 +117,7 @@ Contexts Contexts::of_tables(nb::handle block_tables, nb::handle seq_lens, nb::h
     const std::int64_t wide = tables.shape(1);
     for (std::int64_t r = 0; r < count; ++r) {
         const std::int64_t length = contexts.lengths_[r], blocks = (length + block_size - 1) / block_size;
-        sizes.require(blocks <= wide, "block_tables",
-                      "has " + std::to_string(wide) + " columns, but sequence " + std::to_string(r) + " needs " +
-                          std::to_string(blocks));
+        sizes.require(blocks <= wide, "block_tables", "has ", wide, " columns, but sequence ", r, " needs ", blocks);
         const auto* const table = reinterpret_cast<const std::int32_t*>(tables.data()) + r * tables.stride(0);
         sizes.range("block_tables", table, blocks, 0, std::numeric_limits<std::int32_t>::max());
         // Blocks before the window are left out, for a prefill in whole steps: where its steps begin
@@ -159,13 +156,11 @@ Contexts Contexts::of_runs(nb::handle runs, nb::handle run_start, nb::handle seq
             const std::int64_t slot = run[1], tokens = run[2], position = run[3];
             sizes.range("runs", run, 1, 0, std::numeric_limits<std::int32_t>::max());
             sizes.require(slot >= 0 && tokens >= 1 && slot + tokens <= block_size, "runs",
-                          "has " + std::to_string(tokens) + " tokens from slot " + std::to_string(slot) +
-                              " on in row " + std::to_string(i) + ", outside a block of " +
-                              std::to_string(block_size));
+                          "has ", tokens, " tokens from slot ", slot, " on in row ", i, ", outside a block of ",
+                          block_size);
             sizes.require(position >= next && position + tokens <= contexts.lengths_[r], "runs",
-                          "has position " + std::to_string(position) + " in row " + std::to_string(i) +
-                              "; positions ascend and end within the context of " +
-                              std::to_string(contexts.lengths_[r]));
+                          "has position ", position, " in row ", i,
+                          "; positions ascend and end within the context of ", contexts.lengths_[r]);
             next = position + tokens;
             contexts.add_run(r, run[0], slot, tokens, position);
         }

@@ -80,8 +80,8 @@ template <class M>
 KVIST_INLINE void fetch_tile(const Geometry& g, const Tile& tile, std::int64_t head) {
     if (!M::kFetches) return;
     const char *const key = key_of(g, tile, head), *const value = value_of(g, tile, head);
-    for (std::int64_t at = 0; at < g.key_dim * kTileSlots * 2; at += 64) fetch<true>(key, at);
-    for (std::int64_t at = 0; at < g.value_dim * kTileSlots * 2; at += 64) fetch<true>(value, at);
+    for (std::int64_t at = 0; at < g.key_dim * kTileSlots * 2; at += 64) fetch(key + at);
+    for (std::int64_t at = 0; at < g.value_dim * kTileSlots * 2; at += 64) fetch(value + at);
 }
 
 template <class M>

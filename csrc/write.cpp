@@ -82,12 +82,11 @@ void rotate_write_kv(nb::handle query_object, nb::handle pool, const Layout& lay
     }
     const std::int64_t turned = rotary.value();
     sizes.require(turned % 2 == 0 && turned >= 2 && turned <= layout.key_dim && layout.key_dim <= kMostDims, "cos",
-                  "turns " + std::to_string(turned) + " of " + std::to_string(layout.key_dim) +
-                      " elements of a head; it must be an even number of them, and a head has at most " +
-                      std::to_string(kMostDims));
+                  "turns ", turned, " of ", layout.key_dim,
+                  " elements of a head; it must be an even number of them, and a head has at most ", kMostDims);
     const Element query_element = sizes.element("query", query), angle = sizes.element("cos", cos);
     sizes.type("sin", sin, cos.type());
-    sizes.require(supported(isa), "isa", std::string("is ") + isa_name(isa) + ", which this processor does not have");
+    sizes.require(supported(isa), "isa", "is ", isa_name(isa), ", which this processor does not have");
     const Kernels& kernels = kvist::kernels(isa, Arithmetic::rows);
     const std::int64_t query_bytes = element_bytes(query_element), angle_bytes = element_bytes(angle);
     const std::int64_t queries = Q.value();
@@ -131,12 +130,11 @@ void copy_blocks(nb::handle pool_object, nb::handle src_object, nb::handle dst_o
     sizes.range("dst", to, count, 0, N.value());
     std::unordered_set<std::int64_t> written;
     for (std::int64_t i = 0; i < count; ++i) {
-        sizes.require(written.insert(to[i]).second, "dst",
-                      "names block " + std::to_string(to[i]) + " twice; write each block once");
+        sizes.require(written.insert(to[i]).second, "dst", "names block ", to[i], " twice; write each block once");
     }
     for (std::int64_t i = 0; i < count; ++i) {
         sizes.require(written.count(from[i]) == 0, "src",
-                      "names block " + std::to_string(from[i]) + ", which dst writes too; copy in two calls");
+                      "names block ", from[i], ", which dst writes too; copy in two calls");
     }
     const std::int64_t bytes = E.value() * element_bytes(sizes.element("pool", pool));
     char* const base = pool.data();
