@@ -142,6 +142,10 @@ class Sizes {
         if (!condition) fail(argument, (std::string() + ... + words(parts)));
     }
 
+    [[noreturn]] void outside(const char* argument, const std::string& message) const {
+        throw nb::index_error(text(argument, message).c_str());
+    }
+
     [[noreturn]] void fail(const char* argument, const std::string& message) const {
         throw nb::value_error(text(argument, message).c_str());
     }

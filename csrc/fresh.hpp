@@ -18,7 +18,7 @@ struct Fresh {
     std::int64_t tokens;
 };
 
-
+// Their pool is moved on to where a layer begins.
 Fresh check_fresh(Sizes& sizes, nb::handle pool, const Layout& layout, std::int64_t layer, nb::handle key,
                   nb::handle value, nb::handle slots);
 
@@ -35,6 +35,8 @@ inline char* head_of(const Fresh& fresh, std::int64_t token, std::int64_t head) 
 
 // A token's K and V of some heads.
 void put_heads(const Fresh& fresh, std::int64_t token, std::int64_t first, std::int64_t last);
+// All of them, shared out among threads.
+void put_all(const Fresh& fresh);
 // Asks for the memory that put_heads will write, when it is not needed yet.
 void expect_heads(const Fresh& fresh, std::int64_t token, std::int64_t first, std::int64_t last);
 

@@ -105,11 +105,21 @@ void Stack::add_layer(const ConstArray& first, float first_epsilon, const ConstA
                 &output,
                 &gate_up,
                 &down,
-                rotary};
+                rotary,
+                std::nullopt,
+                std::nullopt};
     if (query_norm) layer.query = norm_of("query_norm", *query_norm, head_dim_, head_epsilon);
     if (key_norm) layer.key = norm_of("key_norm", *key_norm, head_dim_, head_epsilon);
     alone_ = alone_ || qkv.alone || output.alone || gate_up.alone || down.alone;
     layers_.push_back(std::move(layer));
+}
+
+void Stack::set_attention(std::int64_t number, std::int64_t layer, float scale, std::int64_t window, float softcap,
+                          const std::optional<Floats1>& sinks) {
+    demand_within("number", &number, 1, static_cast<std::int64_t>(layers_.size()));
+    Layer& set = layers_[static_cast<std::size_t>(number)];
+    set.asked = Asked{layer, scale, softcap, window, sinks_of(sinks, query_heads_)};
+    set.sinks = sinks;
 }
 
 void Stack::set_embedding(const Linear& embedding) {
@@ -169,17 +179,46 @@ void Stack::begin() {
     }
 }
 
-void Stack::run(std::int64_t leaving, std::int64_t entering) {
+void Stack::pass(std::int64_t leaving, std::int64_t entering) {
     demand(tokens_ > 0, "bind was not called");
     const auto count = static_cast<std::int64_t>(layers_.size());
     if (leaving >= 0) demand_within("layer", &leaving, 1, count);
     if (entering >= 0) demand_within("layer", &entering, 1, count);
     demand(leaving >= 0 || entering >= 0, "layer must not be negative");
-    const bool wide = tokens_ * hidden_ * intermediate_ >= kParallelWork;
 
     nb::gil_scoped_release release;
-    const Layer* const left = leaving < 0 ? nullptr : &layers_[static_cast<std::size_t>(leaving)];
-    const Layer* const entered = entering < 0 ? nullptr : &layers_[static_cast<std::size_t>(entering)];
+    go(leaving < 0 ? nullptr : &layers_[static_cast<std::size_t>(leaving)],
+       entering < 0 ? nullptr : &layers_[static_cast<std::size_t>(entering)]);
+}
+
+void Stack::run(std::int64_t first, std::int64_t last, const StepAttention& attention) {
+    demand(tokens_ > 0, "bind was not called");
+    const auto count = static_cast<std::int64_t>(layers_.size());
+    demand_within("first", &first, 1, count);
+    demand_within("last", &last, 1, count);
+    demand(first <= last, "first must not come after last");
+    const Call& call = attention.plain();
+    const Fresh& fresh = attention.fresh();
+    demand(call.query.data == at(query_) && call.out.data == attended_.data() && fresh.key == at(key_) &&
+               fresh.value == at(value_) && fresh.tokens == tokens_ && call.queries() == query_heads_,
+           "attention must be over the query, key, value and attended of bind");
+    const auto layer_at = [&](std::int64_t number) { return &layers_[static_cast<std::size_t>(number)]; };
+    for (std::int64_t number = first; number <= last; ++number) {
+        demand(layer_at(number)->asked.has_value(), "set_attention was not called");
+        attention.check(*layer_at(number)->asked);
+    }
+
+    nb::gil_scoped_release release;
+    go(nullptr, layer_at(first));
+    for (std::int64_t number = first; number <= last; ++number) {
+        attention.attend(*layer_at(number)->asked);
+        go(layer_at(number), number < last ? layer_at(number + 1) : nullptr);
+    }
+}
+
+// Out of one layer and into the next, or either; needs no GIL.
+void Stack::go(const Layer* left, const Layer* entered) {
+    const bool wide = tokens_ * hidden_ * intermediate_ >= kParallelWork;
     if (in_tiles()) {
         const std::int64_t rows = block_rows();
         return rows > 0 ? run_blocks(left, entered, rows) : run_panels(left, entered, wide);
@@ -299,6 +338,9 @@ void bind_stack(nanobind::module_& module) {
              nb::arg("key_norm").noconvert().none(), nb::arg("head_epsilon"), nb::arg("qkv"), nb::arg("output"),
              nb::arg("gate_up"), nb::arg("down"), nb::arg("rotary"), nb::keep_alive<1, 9>(), nb::keep_alive<1, 10>(),
              nb::keep_alive<1, 11>(), nb::keep_alive<1, 12>(), "Put a layer behind those there are.")
+        .def("set_attention", &Stack::set_attention, nb::arg("number"), nb::arg("layer"), nb::arg("scale"),
+             nb::arg("window"), nb::arg("softcap"), nb::arg("sinks").noconvert().none(),
+             "What a layer asks of attention, for `run`; layer is that of the pool, window 0 for all, softcap 0 for none.")
         .def("set_embedding", &Stack::set_embedding, nb::arg("embedding"), nb::keep_alive<1, 2>(),
              "The packed rows that `begin` takes.")
         .def("set_head", &Stack::set_head, nb::arg("norm").noconvert(), nb::arg("epsilon"), nb::arg("head"),
@@ -314,5 +356,7 @@ void bind_stack(nanobind::module_& module) {
         .def("enter", &Stack::enter, nb::arg("layer"), "residual -> query, key, value of a layer.")
         .def("leave", &Stack::leave, nb::arg("layer"), "attended of a layer -> residual.")
         .def("advance", &Stack::advance, nb::arg("layer"), "leave(layer), then enter(layer + 1).")
+        .def("run", &Stack::run, nb::arg("first"), nb::arg("last"), nb::arg("attention"),
+             "enter(first), attention and advance layer after layer, leave(last).")
         .def("finish", &Stack::finish, "residual -> logits of the wanted rows.");
 }

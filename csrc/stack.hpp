@@ -7,7 +7,7 @@
 //     finish()    norm of the wanted rows -> head                         -> logits
 //
 // Attention itself is somebody else's: between the calls K and V are written and read through the
-// buffers that `bind` was given. One team of threads runs a whole call: few rows are shared out by
+// buffers that `bind` was given; `run` goes through several layers with a StepAttention over them. One team of threads runs a whole call: few rows are shared out by
 // outputs, many by blocks of rows; where there are tiles, see stack_tiles.cpp.
 #pragma once
 
@@ -15,6 +15,7 @@
 #include <optional>
 #include <vector>
 
+#include "attention.hpp"
 #include "chain.hpp"
 #include "clones.hpp"
 #include "linear.hpp"
@@ -32,6 +33,8 @@ struct Layer {
     std::optional<Norm> query, key;  // of heads
     const Linear *qkv, *output, *gate_up, *down;
     bool rotary;
+    std::optional<Asked> asked;  // of attention
+    std::optional<Floats1> sinks;
 };
 
 struct Scratch;
@@ -47,6 +50,9 @@ class Stack {
                    const std::optional<ConstArray>& query_norm, const std::optional<ConstArray>& key_norm,
                    float head_epsilon, const Linear& qkv, const Linear& output, const Linear& gate_up,
                    const Linear& down, bool rotary);
+    // What a layer asks of attention, for `run`. layer: of the pool.
+    void set_attention(std::int64_t number, std::int64_t layer, float scale, std::int64_t window, float softcap,
+                       const std::optional<Floats1>& sinks);
     // Packed rows that `begin` takes; of a model whose embedding is its head, that head.
     void set_embedding(const Linear& embedding);
     void set_head(const ConstArray& norm, float epsilon, const Linear& head);
@@ -58,13 +64,16 @@ class Stack {
     void want(const Indices1& rows, const Array& logits);
 
     void begin();
-    void enter(std::int64_t layer) { run(-1, layer); }
-    void leave(std::int64_t layer) { run(layer, -1); }
-    void advance(std::int64_t layer) { run(layer, layer + 1); }
+    void enter(std::int64_t layer) { pass(-1, layer); }
+    void leave(std::int64_t layer) { pass(layer, -1); }
+    void advance(std::int64_t layer) { pass(layer, layer + 1); }
+    // Enters `first`, attends and goes on, and leaves `last`.
+    void run(std::int64_t first, std::int64_t last, const StepAttention& attention);
     void finish();
 
   private:
-    void run(std::int64_t leaving, std::int64_t entering);
+    void pass(std::int64_t leaving, std::int64_t entering);
+    void go(const Layer* leaving, const Layer* entering);
     void enter_layer(const Layer& layer);
     void leave_layer(const Layer& layer);
     void make_room(std::int64_t rows);

@@ -63,7 +63,7 @@ void write_kv(nb::handle pool, const Layout& layout, std::int64_t layer, nb::han
     const Fresh write = check_fresh(sizes, pool, layout, layer, key, value, slots);
 
     nb::gil_scoped_release release;
-    share_out(write, moved_bytes(write), [&](std::int64_t t) { put_heads(write, t, 0, layout.heads); });
+    put_all(write);
 }
 
 void rotate_write_kv(nb::handle query_object, nb::handle pool, const Layout& layout, std::int64_t layer,
@@ -147,6 +147,10 @@ void copy_blocks(nb::handle pool_object, nb::handle src_object, nb::handle dst_o
 }
 
 }  // namespace
+
+void kvist::put_all(const Fresh& fresh) {
+    share_out(fresh, moved_bytes(fresh), [&](std::int64_t t) { put_heads(fresh, t, 0, fresh.layout->heads); });
+}
 
 void bind_write(nb::module_& module) {
     nb::class_<Layout>(module, "Layout", "Where K and V of a pool lie: kvist.spec.BlockLayout for the kernels.")

@@ -58,6 +58,24 @@ class Contexts:
     @property
     def ends_apart(self) -> bool: ...
 
+class StepAttention:
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        slots: Tensor,
+        pool: Tensor,
+        contexts: list[Contexts],
+        out: Tensor,
+        layout: Layout,
+        isa: Isa,
+        workspace: Workspace,
+    ) -> None: ...
+    def attend(
+        self, layer: int, scale: float, window: int, softcap: float, sinks: Tensor | None
+    ) -> None: ...
+
 def version() -> str: ...
 def build_info() -> BuildInfo: ...
 def write_kv(
@@ -96,22 +114,6 @@ def prefill(
     contexts: Contexts,
     out: Tensor,
     lse: Tensor | None,
-    sinks: Tensor | None,
-    layout: Layout,
-    layer: int,
-    scale: float,
-    softcap: float,
-    isa: Isa,
-    workspace: Workspace,
-) -> None: ...
-def write_decode(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    slots: Tensor,
-    pool: Tensor,
-    contexts: Contexts,
-    out: Tensor,
     sinks: Tensor | None,
     layout: Layout,
     layer: int,
@@ -166,6 +168,15 @@ class Stack:
         down: Linear,
         rotary: bool,
     ) -> None: ...
+    def set_attention(
+        self,
+        number: int,
+        layer: int,
+        scale: float,
+        window: int,
+        softcap: float,
+        sinks: Tensor | None,
+    ) -> None: ...
     def set_embedding(self, embedding: Linear) -> None: ...
     def set_head(self, norm: Tensor, epsilon: float, head: Linear) -> None: ...
     def bind(
@@ -184,4 +195,5 @@ class Stack:
     def enter(self, layer: int) -> None: ...
     def leave(self, layer: int) -> None: ...
     def advance(self, layer: int) -> None: ...
+    def run(self, first: int, last: int, attention: StepAttention) -> None: ...
     def finish(self) -> None: ...

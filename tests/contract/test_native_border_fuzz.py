@@ -270,6 +270,53 @@ def test_attention(right, kernel, isa, data):
     run(getattr(_C, kernel), call, guarded)
 
 
+def preparing(guarded: Guarded, contexts: Any) -> dict[str, Any]:
+    call = attending(guarded, contexts)
+    return {
+        "query": call["query"],
+        "key": torch.ones(TOKENS, HEADS, DIM, dtype=BF16),
+        "value": torch.ones(TOKENS, HEADS, DIM, dtype=BF16),
+        "slots": ids(19, 13, 80, 81, 82),
+        "pool": call["pool"],
+        "contexts": [contexts],
+        "out": call["out"],
+        "layout": call["layout"],
+        "isa": call["isa"],
+        "workspace": call["workspace"],
+    }
+
+
+@pytest.mark.parametrize("decodes", [True, False])
+@fuzz
+@given(data=st.data())
+def test_prepared_steps(decodes, data):
+    """Made of what is off and got through, then asked for what is off or not."""
+    guarded = Guarded()
+    arguments = tables(guarded)
+    if decodes:
+        arguments |= {
+            "block_tables": ids(3, 1, 0, 5, 2, dtype=I32).view(TOKENS, 1),
+            "seq_lens": ids(4, 5, 6, 7, 16, dtype=I32),
+            "query_start": ids(*range(TOKENS + 1), dtype=I32),
+            "num_decodes": TOKENS,
+        }
+    contexts = _C.Contexts.of_tables(*arguments.values())
+    assert contexts.ends_apart == decodes
+    call = preparing(guarded, contexts)
+    if decodes:
+        call["slots"] = ids(3 * 16 + 3, 16 + 4, 5, 5 * 16 + 6, 2 * 16 + 15)
+    if data.draw(st.booleans()):
+        call = wrong(data, call)
+    try:
+        step = _C.StepAttention(*call.values())
+    except REFUSALS:
+        return
+    asked = {"layer": 1, "scale": 0.1, "window": 0, "softcap": 0.0, "sinks": torch.zeros(6)}
+    if data.draw(st.booleans()):
+        asked = wrong(data, asked)
+    run(step.attend, asked, guarded)
+
+
 @fuzz
 @given(numbers=st.lists(st.sampled_from(INTEGERS), min_size=5, max_size=5), paired=st.booleans())
 def test_layouts_hold_what_they_say_or_are_refused(numbers, paired):

@@ -7,6 +7,7 @@ are handed over. The arithmetic, and the checks of shapes and block ids, stand i
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
@@ -183,7 +184,7 @@ class CpuKernels:
             _extension().decode, query, pool, layout, layer, batch, scale, out, lse, options
         )
 
-    def write_decode(
+    def prepare(
         self,
         query: Tensor,
         key: Tensor,
@@ -191,36 +192,25 @@ class CpuKernels:
         slots: Tensor,
         pool: Tensor,
         layout: BlockLayout,
-        layer: int,
         batch: AttentionBatch,
-        scale: float,
         out: Tensor,
-        options: AttentionOptions = PLAIN,
-    ) -> None:
-        """`write_kv`, then `decode`, of a step of decodes alone.
+        windows: Sequence[int] = (0,),
+    ) -> Any:
+        """Check what all layers of a step share, and return what attends in each.
 
-        The core that will read a token's K and V puts them into the pool: the same numbers, but the
-        memory does not move from core to core. Only where no other context of the step reads them;
-        else one after the other.
+        See `dispatch.PrepareKernel`. In a step of decodes alone, none of which reads the block in
+        which another ends, the core that will read a token's K and V puts them into the pool: the
+        same numbers, but the memory does not move from core to core.
         """
-        contexts = _contexts(batch, options.window or 0)
-        if not contexts.ends_apart:
-            self.write_kv(pool, layout, layer, key, value, slots)
-            self.decode(query, pool, layout, layer, batch, scale, out, None, options)
-            return
-        _extension().write_decode(
-            _rows(query, query.dtype),
-            _rows(key, pool.dtype),
-            _rows(value, pool.dtype),
+        return _extension().StepAttention(
+            query,
+            key,
+            value,
             slots,
             pool,
-            contexts,
+            [_contexts(batch, window) for window in windows],
             out,
-            options.sinks,
             self._native(layout),
-            layer,
-            scale,
-            options.softcap or 0.0,
             self._isa,
             self._workspace,
         )

@@ -6,7 +6,7 @@ others import to compute with the pool. Knows which backends exist; none of thei
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,8 +48,20 @@ class AttendKernel(Protocol):
         ...
 
 
-class WriteDecodeKernel(Protocol):
-    """Both for a step of decodes alone: K and V into the pool, then attention."""
+class StepAttention(Protocol):
+    """Attention of one step, the tensors of which all layers share; see `PrepareKernel`."""
+
+    def attend(
+        self, layer: int, scale: float, window: int, softcap: float, sinks: Tensor | None
+    ) -> None:
+        """Write K and V into a layer of the pool, then all rows of `out`.
+
+        0 stands for no window and no softcap; sinks are fp32 [Q].
+        """
+
+
+class PrepareKernel(Protocol):
+    """What is the same in all layers of a step, checked once."""
 
     def __call__(
         self,
@@ -59,13 +71,15 @@ class WriteDecodeKernel(Protocol):
         slots: Tensor,
         pool: Tensor,
         layout: BlockLayout,
-        layer: int,
         batch: AttentionBatch,
-        scale: float,
         out: Tensor,
-        options: AttentionOptions = PLAIN,
-    ) -> None:
-        """Write the rows of all sequences into `out`; `slots` are where their contexts end."""
+        windows: Sequence[int] = (0,),
+    ) -> StepAttention:
+        """Take the tensors of a step: query and out [T, Q, D], key and value [T, H, D], slots [T].
+
+        They hold the numbers of one layer after the other. `windows` are those that layers will ask
+        for; 0 stands for none.
+        """
         ...
 
 
@@ -86,8 +100,8 @@ class KernelSet:
         The two halves of `attention`.
     report : tuple of (operation, backend, why)
         For the start-up log, in the order of `OPERATIONS`.
-    write_decode : WriteDecodeKernel or None
-        `write_kv` and `decode` in one, where that is faster.
+    prepare : PrepareKernel or None
+        `write_kv` and attention in one object a step, which `linear.Stack` can run layers with.
     """
 
     write_kv: WriteKernel
@@ -96,7 +110,7 @@ class KernelSet:
     decode: AttendKernel
     prefill: AttendKernel
     report: tuple[tuple[str, str, str], ...]
-    write_decode: WriteDecodeKernel | None = None
+    prepare: PrepareKernel | None = None
 
     def attention(
         self,
@@ -257,7 +271,7 @@ def select(
         native.decode,
         native.prefill,
         tuple((name, "cpp", native.describe()) for name in OPERATIONS),
-        native.write_decode,
+        native.prepare,
     )
 
 

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from kvist.kernels import cpu
+from kvist.kernels.dispatch import StepAttention
 
 WEIGHT_KINDS = ("float32", "bfloat16", "int8", "int4")
 PANEL_OUTPUTS = 32
@@ -51,6 +52,7 @@ class Stack(Protocol):
     ::
 
         begin()  enter(0)  <attention>  advance(0)  <attention>  ...  leave(last)  finish()
+        begin()  run(0, last, attention)                                         finish()
 
     Tensors are handed over once and kept: all contiguous, on the CPU, of the stack's dtype where
     nothing else is said. Every method raises a ValueError, TypeError or IndexError for what does
@@ -73,6 +75,20 @@ class Stack(Protocol):
         rotary: bool,
     ) -> None:
         """Put a layer behind those there are. Gates and ups come in turn, 16 outputs each."""
+
+    def set_attention(
+        self,
+        number: int,
+        layer: int,
+        scale: float,
+        window: int,
+        softcap: float,
+        sinks: Tensor | None,
+    ) -> None:
+        """Say what a layer asks of attention, for `run`; `layer` is that of the pool.
+
+        0 stands for no window and no softcap; sinks are fp32 [Q].
+        """
 
     def set_embedding(self, embedding: Linear) -> None:
         """Set the packed rows that `begin` takes."""
@@ -110,6 +126,12 @@ class Stack(Protocol):
 
     def advance(self, layer: int) -> None:
         """Leave a layer, then enter the next."""
+
+    def run(self, first: int, last: int, attention: StepAttention) -> None:
+        """Enter `first`, attend and advance layer after layer, leave `last`: in one call.
+
+        `attention` is over the buffers of `bind`.
+        """
 
     def finish(self) -> None:
         """Write the logits of the wanted rows."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from kvist.kernels import reference
 from kvist.kernels.batch import AttentionBatch
 from kvist.kernels.dispatch import KernelSet
+from kvist.kernels.options import AttentionOptions
 from kvist.testing.kernel_cases import (
     CASES,
     EDGES,
@@ -169,57 +170,95 @@ class KernelContract:
                 sin[:, :-1],
             )
 
+    @pytest.mark.parametrize("options", ["plain", "window and softcap", "sinks"])
+    @pytest.mark.parametrize(
+        "queries", [(1,) * 7, (1, 1, 1, 5, 16, 9, 40)], ids=["decodes", "decodes and prompts"]
+    )
     @pytest.mark.parametrize("dtype", TOLERANCE)
-    def test_a_decode_that_writes_is_a_write_and_a_decode(self, dtype: torch.dtype) -> None:
-        """Bit by bit, pool and answer; and it refuses slots that are not where a context ends."""
-        case = KernelCase((1,) * 7, (1, 16, 17, 130, 512, 700, 1300), dtype=dtype)
+    def test_a_prepared_step_is_a_write_and_attention(
+        self, dtype: torch.dtype, queries: tuple[int, ...], options: str
+    ) -> None:
+        """Bit by bit, pool and answer."""
+        case = KernelCase(queries, (1, 16, 17, 130, 512, 700, 1300), dtype=dtype)
         scene = Scene(case, self.device)
-        kernels, batch = self.select(case), scene.batch
-        if kernels.write_decode is None:
-            pytest.skip("these kernels have no such operation")
-        slots = torch.cat([scene.slots(r)[-1:] for r in range(len(case.context_lens))])
+        asked = {
+            "plain": AttentionOptions(),
+            "window and softcap": AttentionOptions(window=100, softcap=20.0),
+            "sinks": AttentionOptions(sinks=torch.randn(scene.query.shape[1], device=self.device)),
+        }[options]
+        slots = torch.cat([scene.slots(r)[-n:] for r, n in enumerate(queries)])
         key = torch.randn(len(slots), *scene.keys[0].shape[1:], device=self.device).to(dtype)
         value = torch.randn(len(slots), *scene.values[0].shape[1:], device=self.device).to(dtype)
-        results = []
-        for at_once in (False, True):
-            pool, out = scene.pool.clone(), torch.zeros_like(scene.query)
-            rest = (pool, case.layout, LAYER, batch, case.scale, out)
-            if at_once:
-                kernels.write_decode(scene.query, key, value, slots, *rest)
-            else:
-                kernels.write_kv(pool, case.layout, LAYER, key, value, slots)
-                kernels.decode(scene.query, *rest, None)
-            results.append((pool, out))
-        for apart, fused in zip(*results, strict=True):
-            assert torch.equal(apart.view(torch.uint8), fused.view(torch.uint8))
-        with pytest.raises(ValueError, match="where its context ends"):
-            kernels.write_decode(scene.query, key, value, slots.flip(0), *rest)
+        self.compare_prepared(scene, scene.batch, key, value, slots, asked)
 
     @pytest.mark.parametrize("dtype", TOLERANCE)
     def test_decodes_that_read_each_others_tokens(self, dtype: torch.dtype) -> None:
         """The tokens of one prompt, each a decode of its own, as a batch-invariant engine asks."""
         length = 150
         scene = Scene(KernelCase((length,), (length,), dtype=dtype), self.device)
-        case, slots = scene.case, scene.slots(0)
-        kernels, table = self.select(case), scene.batch.block_tables[:1].expand(length, -1)
-        if kernels.write_decode is None:
-            pytest.skip("these kernels have no such operation")
-        lengths = list(range(1, length + 1))
+        table = scene.batch.block_tables[:1].expand(length, -1)
         batch = AttentionBatch.build(
-            [1] * length, lengths, table.tolist(), case.block_size, self.device
+            [1] * length,
+            list(range(1, length + 1)),
+            table.tolist(),
+            scene.case.block_size,
+            self.device,
         )
-        results = []
-        for at_once in (False, True):
-            pool, out = torch.zeros_like(scene.pool), torch.zeros_like(scene.query)
-            rest = (pool, case.layout, LAYER, batch, case.scale, out)
-            if at_once:
-                kernels.write_decode(scene.query, scene.keys[0], scene.values[0], slots, *rest)
-            else:
-                kernels.write_kv(pool, case.layout, LAYER, scene.keys[0], scene.values[0], slots)
-                kernels.decode(scene.query, *rest, None)
-            results.append((pool, out))
-        for apart, fused in zip(*results, strict=True):
-            assert torch.equal(apart, fused)
+        key, value = scene.keys[0], scene.values[0]
+        self.compare_prepared(scene, batch, key, value, scene.slots(0), AttentionOptions())
+
+    def compare_prepared(
+        self,
+        scene: Scene,
+        batch: AttentionBatch,
+        key: Tensor,
+        value: Tensor,
+        slots: Tensor,
+        asked: AttentionOptions,
+    ) -> None:
+        """See that a prepared step does in two layers what a write and attention do."""
+        case, query = scene.case, scene.query
+        kernels, layout = self.select(case), scene.case.layout
+        if kernels.prepare is None:
+            pytest.skip("these kernels have no such operation")
+        before, after = scene.pool.clone(), scene.pool.clone()
+        out = torch.zeros_like(query)
+        window = asked.window or 0
+        step = kernels.prepare(
+            query, key, value, slots, after, layout, batch, out, (window, window + 7)
+        )
+        for layer in (LAYER, 0):
+            kernels.write_kv(before, layout, layer, key, value, slots)
+            expected = kernels.attention(
+                query, before, layout, layer, batch, case.scale, options=asked
+            )
+            step.attend(layer, case.scale, window, asked.softcap or 0.0, asked.sinks)
+            assert isinstance(expected, Tensor)
+            assert same_bytes(expected, out)
+        assert same_bytes(before, after)
+
+    def test_a_prepared_step_refuses(self) -> None:
+        """Slots that are not where contexts end, windows and layers that nobody named."""
+        case = KernelCase((1,) * 3, (16, 17, 130))
+        scene = Scene(case, self.device)
+        kernels = self.select(case)
+        if kernels.prepare is None:
+            pytest.skip("these kernels have no such operation")
+        slots = torch.cat([scene.slots(r)[-1:] for r in range(3)])
+        key, value = (each[0][-3:] for each in (scene.keys, scene.values))
+        out = torch.zeros_like(scene.query)
+        rest = (scene.pool, case.layout, scene.batch, out)
+        with pytest.raises(ValueError, match="where its context ends"):
+            kernels.prepare(scene.query, key, value, slots.flip(0), *rest)
+        with pytest.raises(ValueError, match="3 tokens, and slots 2"):
+            kernels.prepare(scene.query, key[1:], value[1:], slots[1:], *rest)
+        step = kernels.prepare(scene.query, key, value, slots, *rest)
+        with pytest.raises(ValueError, match="window"):
+            step.attend(0, case.scale, 5, 0.0, None)
+        with pytest.raises(IndexError, match="layer"):
+            step.attend(case.layout.num_layers, case.scale, 0, 0.0, None)
+        with pytest.raises(ValueError, match="sinks"):
+            step.attend(0, case.scale, 0, 0.0, torch.zeros(scene.query.shape[1] + 1))
 
     @pytest.mark.parametrize("dtype", TOLERANCE)
     def test_a_decode_does_not_depend_on_its_batch(self, dtype: torch.dtype) -> None:

@@ -1,4 +1,4 @@
-"""A model's forward pass with its layers fused: two calls a layer beside attention.
+"""A model's forward pass with its layers fused: one call for all that lie side by side.
 
 Owns the buffers of a step and the order of the calls. Layers that are not fused run as the modules
 that they are, in their place. Knows neither plans nor requests; that the layers compute what the
@@ -96,6 +96,16 @@ class FusedModel:
     ) -> None:
         self._stack = stack
         self._slots = tuple(slots)
+        windows = set()
+        for index, slot in enumerate(self._slots):
+            if isinstance(slot, FusedSlot):
+                asked = slot.options
+                window = asked.window or 0
+                windows.add(window)
+                stack.set_attention(
+                    slot.number, index, slot.scale, window, asked.softcap or 0.0, asked.sinks
+                )
+        self._windows = tuple(windows)
         self._rotary = rotary
         self._embedding = embedding
         self._widths = widths
@@ -153,38 +163,54 @@ class FusedModel:
         turns: tuple[Tensor, Tensor],
         slots: Sequence[FusedSlot | nn.Module],
     ) -> None:
-        stack, last = self._stack, len(slots) - 1
-        entered = False
+        run: list[FusedSlot] = []
         for index, slot in enumerate(slots):
             if isinstance(slot, nn.Module):
                 self._module(slot, context, buffers, turns)
                 continue
-            if not entered:
-                stack.enter(slot.number)
-            self._attend(context, buffers, index, slot)
-            entered = index < last and not isinstance(slots[index + 1], nn.Module)
-            if entered:
-                stack.advance(slot.number)
-            else:
-                stack.leave(slot.number)
+            run.append(slot)
+            if index + 1 == len(slots) or isinstance(slots[index + 1], nn.Module):
+                self._run(context, buffers, index + 1 - len(run), run)
+                run = []
 
-    def _attend(self, context: StepContext, buffers: _Buffers, layer: int, slot: FusedSlot) -> None:
-        kernels, pool, layout = context.kernels, context.pool, context.layout
-        batch, out = context.batch.attention, buffers.attended
-        scale, options = slot.scale, slot.options
-        context.calls.append(layer)
-        if kernels.write_decode is not None and batch.num_decodes == len(batch.query_lens):
-            b, slots = buffers, context.batch.slots
-            kernels.write_decode(
-                b.query, b.key, b.value, slots, pool, layout, layer, batch, scale, out, options
+    def _run(
+        self, context: StepContext, b: _Buffers, first: int, slots: Sequence[FusedSlot]
+    ) -> None:
+        """Fused layers side by side, of which the first is the model's layer `first`."""
+        stack, batch, kernels = self._stack, context.batch, context.kernels
+        begin, last = slots[0].number, slots[-1].number
+        context.calls.extend(range(first, first + len(slots)))
+        if kernels.prepare is not None:
+            step = kernels.prepare(
+                b.query,
+                b.key,
+                b.value,
+                batch.slots,
+                context.pool,
+                context.layout,
+                batch.attention,
+                b.attended,
+                self._windows,
             )
+            stack.run(begin, last, step)
             return
-        kernels.write_kv(pool, layout, layer, buffers.key, buffers.value, context.batch.slots)
+        stack.enter(begin)
+        for index, slot in enumerate(slots, first):
+            self._attend(context, b, index, slot)
+            if slot.number < last:
+                stack.advance(slot.number)
+        stack.leave(last)
+
+    def _attend(self, context: StepContext, b: _Buffers, layer: int, slot: FusedSlot) -> None:
+        kernels, pool, layout = context.kernels, context.pool, context.layout
+        batch, scale, options = context.batch.attention, slot.scale, slot.options
+        kernels.write_kv(pool, layout, layer, b.key, b.value, context.batch.slots)
         # Shapes were checked when the layer was tried; its rows go where the next call reads them.
+        rest = (pool, layout, layer, batch, scale, b.attended, None, options)
         if batch.num_decodes:
-            kernels.decode(buffers.query, pool, layout, layer, batch, scale, out, None, options)
+            kernels.decode(b.query, *rest)
         if batch.num_decodes < len(batch.query_lens):
-            kernels.prefill(buffers.query, pool, layout, layer, batch, scale, out, None, options)
+            kernels.prefill(b.query, *rest)
 
     def _module(
         self,

@@ -1,0 +1,70 @@
+// Attention of a step's tokens, layer after layer: what all layers share is checked once.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "arrays.hpp"
+#include "contexts.hpp"
+#include "fresh.hpp"
+#include "isa.hpp"
+#include "layout.hpp"
+#include "workspace.hpp"
+
+namespace kvist {
+
+// What a layer asks of attention.
+struct Asked {
+    std::int64_t layer;  // of the pool
+    float scale, softcap;
+    std::int64_t window;  // positions that a query sees, its own included; 0: all
+    const float* sinks;   // [Q] or null
+};
+
+// One step as the kernels of all layers need it, checked; with what a layer asks, one call.
+struct Call {
+    Geometry geometry;  // its pool begins at layer 0, or at the layer of the call
+    const Layout* layout;
+    const Kernels* kernels;
+    const Contexts* contexts;
+    Rows query, out;
+    float* lse;          // [T, Q] or null
+    const float* sinks;  // [Q] or null
+
+    std::int64_t queries() const { return geometry.heads * geometry.group; }
+};
+
+inline const float* sinks_of(const std::optional<Floats1>& sinks, std::int64_t queries) {
+    if (!sinks) return nullptr;
+    demand_shape("sinks", *sinks, {queries}, true);
+    return sinks->data();
+}
+
+class StepAttention {
+  public:
+    // query [T, Q, Dk], key [T, H, Dk], value [T, H, Dv], slots int64 [T], pool [N, block elements], out [T, Q, Dv];
+    // one of `contexts` for each window that layers ask for. All are kept, but slots, which are copied.
+    StepAttention(nb::handle query, nb::handle key, nb::handle value, nb::handle slots, nb::handle pool,
+                  const std::vector<nb::object>& contexts, nb::handle out, const Layout& layout, Isa isa,
+                  Workspace& workspace);
+    StepAttention(const StepAttention&) = delete;  // its fresh tokens point into it
+    StepAttention& operator=(const StepAttention&) = delete;
+
+    // Refuses what no layer of these can ask.
+    void check(const Asked& asked) const;
+    // K and V of the tokens into a layer, then their attention. Of what was checked; needs no GIL.
+    void attend(const Asked& asked) const;
+
+    // The call of a layer that asks for nothing, and what it writes.
+    const Call& plain() const { return calls_.front(); }
+    const Fresh& fresh() const { return fresh_; }
+
+  private:
+    std::vector<nb::object> kept_;
+    std::vector<Call> calls_;  // one for each of the contexts
+    std::vector<std::int64_t> slots_;
+    Fresh fresh_;
+    Workspace& workspace_;
+};
+
+}  // namespace kvist
