@@ -64,7 +64,8 @@ def main() -> int:
     model.touch()
     said = shlex.join(["python", "-m", "benchmarks.peers", *sys.argv[1:]])
     run = {**environment(), "command": said, "cores": cores}
-    results.runs.append({**run, "bandwidth": read_bandwidth(len(cores))})
+    loops = {name: rate.median for name, rate in read_bandwidth(len(cores)).items()}
+    results.runs.append({**run, "bandwidth": loops})
     bench = _Bench(
         results, model, cores, kept, args.measures, quick=args.quick, spares=not args.all
     )

@@ -8,23 +8,38 @@ from __future__ import annotations
 
 import json
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 _DRIVERS = Path(__file__).resolve().parent / "drivers"
 _BYTES = 5 << 28
-_ROUNDS = 4
+_ROUNDS = 5
 _LIMIT_S = 120
 
 
-def read_bandwidth(threads: int) -> dict[str, float]:
-    """Return bytes a second by loop; empty if none could run.
+class Rate(NamedTuple):
+    """Bytes a second of work done several times: the middle one, and the fastest."""
+
+    median: float
+    fastest: float
+
+
+def rate_of(passes: Sequence[float]) -> Rate:
+    """Return middle and fastest of some passes."""
+    return Rate(statistics.median(passes), max(passes))
+
+
+def read_bandwidth(threads: int) -> dict[str, Rate]:
+    """Return how fast each loop reads; empty if none could run.
 
     Reads 1.25 GiB, several times a loop. The loops in C need a compiler.
     """
-    found: dict[str, float] = {}
+    found: dict[str, list[float]] = {}
     numbers = [str(threads), str(_BYTES), str(_ROUNDS)]
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     with tempfile.TemporaryDirectory() as folder:
@@ -35,12 +50,13 @@ def read_bandwidth(threads: int) -> dict[str, float]:
             found.update(json.loads(_output([str(program), *numbers]) or "{}"))
     script = [sys.executable, str(_DRIVERS / "read_loops.py")]
     found.update(json.loads(_output([*script, *numbers]) or "{}"))
-    return found
+    return {name: rate_of(passes) for name, passes in found.items()}
 
 
-def best_read(threads: int) -> float | None:
-    """Return bytes a second of the best loop; None if none could run."""
-    return max(read_bandwidth(threads).values(), default=None)
+def best_read(threads: int) -> Rate | None:
+    """Return the median of the loop with the best, and the fastest pass of any; None without."""
+    rates = read_bandwidth(threads).values()
+    return Rate(*map(max, zip(*rates, strict=True))) if rates else None
 
 
 def _output(command: list[str]) -> str | None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.peers.bandwidth import Rate, rate_of
+
 Samples = dict[str, float]
 
 _PROBE = (504, 3575, 282, 4649, 314)
@@ -77,8 +79,8 @@ class Engine:
 
 
 Measure = Callable[[Engine, Lengths, random.Random], Samples]
-Read = Callable[[], float | None]
-"""Measures how fast memory is read, in bytes a second; None where nothing can."""
+Read = Callable[[], Rate | None]
+"""Measures how fast memory is read; None where nothing can."""
 
 
 def first_tokens(engine: Engine, count: int) -> list[int]:
@@ -173,22 +175,27 @@ def _attention(read: Read) -> Measure:
     """Bytes of K and V that decoding attention reads a second, by sequences side by side.
 
     The clock of a machine may differ by a third from one minute to the next, so what a kernel is
-    held against is measured right before it and right after it, and the faster one counts.
+    held against is measured right before it and right after it, and the faster one counts. Medians
+    of passes stand against medians, and the fastest pass against the fastest.
     """
 
     def measure(engine: Engine, lengths: Lengths, draw: random.Random) -> Samples:
-        before = read()
-        found: Samples = {
-            f"attention_{batch}": engine.call(
-                "attention", batch=batch, context=lengths.context, seconds=1.0
+        reads = [read()]
+        rates = {
+            f"attention_{batch}": rate_of(
+                engine.call("attention", batch=batch, context=lengths.context, seconds=1.0)
             )
             for batch in (1, 8)
         }
-        reads = [rate for rate in (before, read()) if rate is not None]
-        if reads:
-            best = max(reads)
-            shares = {f"{name}_of_read": rate / best for name, rate in found.items()}
-            found.update({**shares, "read": best})
+        reads.append(read())
+        found: Samples = {name: rate.median for name, rate in rates.items()}
+        known = [rate for rate in reads if rate is not None]
+        if known:
+            best = Rate(*map(max, zip(*known, strict=True)))
+            for name, rate in rates.items():
+                found[f"{name}_of_read"] = rate.median / best.median
+                found[f"{name}_of_fastest"] = rate.fastest / best.fastest
+            found["read"] = best.median
         return found
 
     return measure

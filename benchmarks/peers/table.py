@@ -111,6 +111,8 @@ def _rows(lengths: Lengths) -> Iterator[tuple[str, str, str, float, int]]:
         yield f"attention_{batch}", "attention", what, 1e-9, 1
         what = f"… {batch} × {lengths.context:,}, of the streaming read beside it, %"
         yield f"attention_{batch}_of_read", "attention", what, 100, 0
+        what = f"… {batch} × {lengths.context:,}, its fastest pass of the fastest read, %"
+        yield f"attention_{batch}_of_fastest", "attention", what, 100, 0
     yield "read", "attention", "streaming read in the same turns, GB/s", 1e-9, 1
     what = f"{lengths.streams[-1]} streams: share of a step outside the model, %"
     yield "outside_model", "outside the model", what, 100, 1

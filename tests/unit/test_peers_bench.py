@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from benchmarks.peers import child, turns
 from benchmarks.peers.__main__ import left_out_of, wanted_measures
+from benchmarks.peers.bandwidth import Rate
 from benchmarks.peers.bars import judge
 from benchmarks.peers.measures import QUICK, Engine, Lengths, measures, own_measures
 from benchmarks.peers.results import Record, Results
@@ -148,29 +149,35 @@ def test_streams_count_prefill_and_decode_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reads", "expected"),
+    ("reads", "read", "shares"),
     [
-        ([20.0, 10.0], {"attention_1_of_read": 0.5, "attention_8_of_read": 0.5, "read": 20.0}),
-        ([10.0, 20.0], {"attention_1_of_read": 0.5, "attention_8_of_read": 0.5, "read": 20.0}),
-        ([None, None], {}),
+        ([Rate(20.0, 24.0), Rate(10.0, 30.0)], 20.0, (0.5, 0.4)),
+        ([Rate(10.0, 24.0), Rate(20.0, 20.0)], 20.0, (0.5, 0.5)),
+        ([None, None], None, None),
     ],
 )
 def test_attention_is_held_against_the_better_read_around_it(
-    reads: list[float | None], expected: dict[str, float]
+    reads: list[Rate | None], read: float | None, shares: tuple[float, float] | None
 ) -> None:
     order: list[str] = []
 
-    def call(name: str, **arguments: object) -> float:
+    def call(name: str, **arguments: object) -> list[float]:
         order.append(name)
-        return 10.0
+        return [10.0, 12.0, 9.0]
 
-    def read() -> float | None:
+    def measured() -> Rate | None:
         order.append("read")
         return reads[order.count("read") - 1]
 
-    measure = dict(own_measures(read))["attention"]
+    measure = dict(own_measures(measured))["attention"]
     found = measure(Engine(call, True), QUICK, _ANY.draw("x"))
-    assert found == {"attention_1": 10.0, "attention_8": 10.0, **expected}
+    expected = {"attention_1": 10.0, "attention_8": 10.0}
+    if shares is not None:
+        for batch in (1, 8):
+            expected[f"attention_{batch}_of_read"] = shares[0]
+            expected[f"attention_{batch}_of_fastest"] = shares[1]
+        expected["read"] = read
+    assert found == expected
     assert order == ["read", "attention", "attention", "read"]
 
 

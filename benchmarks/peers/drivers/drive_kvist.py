@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from driver_protocol import Facts, Generated, serve
 
 from kvist import LLM, SamplingParams
 from kvist.kernels.batch import AttentionBatch
+from kvist.kernels.dispatch import StepAttention
 
 
 class _Engine:
@@ -78,14 +79,14 @@ class _Engine:
         inside_s = sum(spent[-len(steps) :])
         return 1 - inside_s / (steps[-1] - first)
 
-    def attention(self, batch: int, context: int, seconds: float) -> float:
-        """Bytes of K and V a second that decoding attention reads, over all layers in turn.
+    def attention(self, batch: int, context: int, seconds: float) -> list[float]:
+        """Bytes of K and V a second that decoding attention reads, of each pass over all layers.
 
         Each pass reads other blocks while there are any, so that no cache holds them. What the
         pool held is lost.
         """
         runner, pool = self._llm.runner, self._llm.pool.tensor
-        layout = runner.layout
+        layout, kernels = runner.layout, runner.kernels
         heads = runner.model.config.num_attention_heads
         blocks = -(-context // layout.block_size)
         sets = pool.shape[0] // (batch * blocks)
@@ -94,21 +95,38 @@ class _Engine:
         pool[:] = torch.randn(layout.block_elements, dtype=pool.dtype)
         order = torch.randperm(pool.shape[0])[: sets * batch * blocks].view(sets, batch, blocks)
         lengths = [1] * batch, [context] * batch
-        steps = [
-            AttentionBatch.build(*lengths, tables.tolist(), layout.block_size) for tables in order
-        ]
-        query = torch.randn(batch, heads, layout.key_dim, dtype=pool.dtype)
+        size, scale = layout.block_size, layout.key_dim**-0.5
+        query, out = torch.randn(2, batch, heads, layout.key_dim, dtype=pool.dtype)
+        shape = (batch, layout.num_kv_heads, layout.key_dim)
+        key, value = torch.randn(2, *shape, dtype=pool.dtype)
+        passes: list[Callable[[int], Any]] = []
+        for tables in order:
+            step = AttentionBatch.build(*lengths, tables.tolist(), size)
+            if kernels.prepare is None:
+
+                def attend(layer: int, step: AttentionBatch = step) -> None:
+                    kernels.attention(query, pool, layout, layer, step, scale)
+
+            else:
+                # As a step of the engine does: K and V of the new tokens are written, too.
+                slots = tables[:, -1].long() * size + (context - 1) % size
+                prepared = kernels.prepare(query, key, value, slots, pool, layout, step, out)
+
+                def attend(layer: int, prepared: StepAttention = prepared) -> None:
+                    prepared.attend(layer, scale, 0, 0.0, None)
+
+            passes.append(attend)
         token_bytes = layout.num_kv_heads * (layout.key_dim + layout.value_dim) * layout.itemsize
         read_bytes = batch * context * token_bytes * layout.num_layers
-        took: list[float] = []
+        rates: list[float] = []
         end_s = time.perf_counter() + seconds
-        while not took or time.perf_counter() < end_s:
-            step = steps[len(took) % sets]
+        while not rates or time.perf_counter() < end_s:
+            attend = passes[len(rates) % sets]
             start_s = time.perf_counter()
             for layer in range(layout.num_layers):
-                runner.kernels.attention(query, pool, layout, layer, step, layout.key_dim**-0.5)
-            took.append(time.perf_counter() - start_s)
-        return read_bytes / statistics.median(took)
+                attend(layer)
+            rates.append(read_bytes / (time.perf_counter() - start_s))
+        return rates
 
     def facts(self) -> Facts:
         bill = self._llm.bill

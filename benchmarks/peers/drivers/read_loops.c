@@ -1,4 +1,4 @@
-// Reads memory as fast as a loop can, and prints bytes a second for each of several loops.
+// Reads memory as fast as a loop can, and prints bytes a second of each pass of several loops.
 // usage: read_loops THREADS BYTES ROUNDS
 
 #define _GNU_SOURCE
@@ -77,15 +77,14 @@ int main(int argc, char **argv) {
     printf("{");
     int count = sizeof loops / sizeof *loops;
     for (int l = 0; l < count; ++l) {
-        double best_s = 1e30;
+        printf("%s\"%s\": [", l ? ", " : "", loops[l].name);
         for (int r = 0; r < rounds; ++r) {
             double start_s = now_s();
 #pragma omp parallel reduction(^ : sink)
             sink ^= loops[l].read(data + omp_get_thread_num() * lines, lines, loops[l].ahead);
-            double took_s = now_s() - start_s;
-            if (took_s < best_s) best_s = took_s;
+            printf("%s%.0f", r ? ", " : "", bytes / (now_s() - start_s));
         }
-        printf("%s\"%s\": %.0f", l ? ", " : "", loops[l].name, bytes / best_s);
+        printf("]");
     }
     printf("}\n");
     fprintf(stderr, "%llu\n", (unsigned long long)sink);
