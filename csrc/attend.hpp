@@ -106,7 +106,7 @@ KVIST_INLINE void add_columns(const Geometry& g, const typename P::Word* weights
 template <class P, int R, bool Ahead>
 static void add_rows(const Geometry& g, const typename P::Word* weights, std::int64_t tiles,
                      const Step<typename P::Word>& step, const float* factors, float* sum) {
-    constexpr int kColumns = R <= 4 && kMostRows == 8 ? 4 : 2;
+    constexpr int kFit = kMostSums / R, kColumns = kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
     std::int64_t column = 0;
     for (; column + kColumns * kLanes <= g.value_pad; column += kColumns * kLanes) {
         add_columns<P, R, kColumns, Ahead>(g, weights, tiles, column, step, factors, sum);

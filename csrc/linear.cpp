@@ -77,11 +77,15 @@ void pack(const ConstArray& source, const std::string& weights,
     const void* const data = source.data();
     const std::int64_t stride = source.stride(0), panels = shape.panels();
 
-    nb::gil_scoped_release release;
-#pragma omp parallel for schedule(static) if (outputs * inputs >= kParallelWork)
-    for (std::int64_t panel = 0; panel < panels; ++panel) {
-        pack_panel(kind, element, data, stride, outputs, inputs, panel, into);
+    bool held = true;
+    {
+        nb::gil_scoped_release release;
+#pragma omp parallel for schedule(static) reduction(&& : held) if (outputs * inputs >= kParallelWork)
+        for (std::int64_t panel = 0; panel < panels; ++panel) {
+            held = pack_panel(kind, element, data, stride, outputs, inputs, panel, into) && held;
+        }
     }
+    demand(held, "source has weights that are not finite, or too large for " + weights);
 }
 
 void linear_multiply(const Linear& linear, const ConstArray& x, const Array& out) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 
 #include "clones.hpp"
@@ -119,6 +120,13 @@ void put_group(const Group& group, std::int64_t n, char* packed) {
 // Byte of input `k` under output `n` of a panel of int8.
 std::int64_t level_of(std::int64_t n, std::int64_t k) { return (k / 4 * kPanel + n) * 4 + k % 4; }
 
+// Whether a form that rounds has a place for all of these weights: int4's scales and minima are fp16.
+bool holds(Weights weights, const float* row, std::int64_t inputs) {
+    const float most = weights == Weights::i4 ? 65504.0f : std::numeric_limits<float>::max();
+    if (weights != Weights::i4 && weights != Weights::i8) return true;
+    return std::all_of(row, row + inputs, [most](float weight) { return std::fabs(weight) <= most; });
+}
+
 void pack_output(const Matrix& matrix, const float* row, std::int64_t n, char* panel) {
     const std::int64_t inputs = matrix.inputs;
     switch (matrix.weights) {
@@ -134,7 +142,8 @@ void pack_output(const Matrix& matrix, const float* row, std::int64_t n, char* p
         case Weights::i8: {
             float most = 0.0f;
             for (std::int64_t k = 0; k < inputs; ++k) most = std::max(most, std::fabs(row[k]));
-            const float scale = most / 127.0f, inverse = most > 0.0f ? 127.0f / most : 0.0f;
+            // Of weights so small that the other is no number, nothing is left.
+            const float scale = most / 127.0f, inverse = scale > 1e-37f ? 127.0f / most : 0.0f;
             std::int32_t total = 0;
             for (std::int64_t k = 0; k < inputs; ++k) {
                 const float level = std::clamp(std::nearbyint(row[k] * inverse), -127.0f, 127.0f);
@@ -156,7 +165,7 @@ void pack_output(const Matrix& matrix, const float* row, std::int64_t n, char* p
 
 }  // namespace
 
-void pack_panel(Weights weights, Element element, const void* source, std::int64_t row_stride,
+bool pack_panel(Weights weights, Element element, const void* source, std::int64_t row_stride,
                 std::int64_t outputs, std::int64_t inputs, std::int64_t panel, char* packed) {
     const Matrix shape{weights, inputs, outputs, packed, nullptr};
     char* const into = packed + panel * shape.panel_bytes();
@@ -172,8 +181,10 @@ void pack_panel(Weights weights, Element element, const void* source, std::int64
             const auto* const halves = reinterpret_cast<const std::uint16_t*>(stored);
             for (std::int64_t k = 0; k < inputs; ++k) row[k] = from_bf16(halves[k]);
         }
+        if (!holds(weights, row, inputs)) return false;
         pack_output(shape, row, n - first, into);
     }
+    return true;
 }
 
 void unpack_output(const Matrix& matrix, std::int64_t output, float* out) {

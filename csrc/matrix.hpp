@@ -107,8 +107,8 @@ void multiply_share(const Matrix& matrix, const Input& rows, bool alone, const S
 // The bias of a matrix, if it has one, onto sums of its panel.
 void add_bias(const Matrix& matrix, std::int64_t panel, std::int64_t count, float* sums);
 
-// One output's weights [outputs, inputs] -> packed form; `panel` is one of the packed matrix.
-void pack_panel(Weights weights, Element element, const void* source, std::int64_t row_stride,
+// Weights [outputs, inputs] of one panel -> packed form; false if the form has no place for them.
+bool pack_panel(Weights weights, Element element, const void* source, std::int64_t row_stride,
                 std::int64_t outputs, std::int64_t inputs, std::int64_t panel, char* packed);
 
 // The weights of one output, as they count in products.

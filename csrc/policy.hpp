@@ -16,12 +16,8 @@
 namespace kvist {
 namespace {
 
-// How many rows, and sums of scores, fit the registers: sixteen of a 256-bit processor hold less.
-#if defined(__AVX512F__)
-constexpr int kMostRows = 8, kMostSums = 16;
-#else
-constexpr int kMostRows = 4, kMostSums = 4;
-#endif
+// How many rows, and sums of sixteen lanes, fit the registers: sixteen of a 256-bit processor hold less.
+constexpr int kMostRows = kRegisterBytes == 64 ? 8 : 4, kMostSums = kRegisterBytes == 64 ? 16 : 4;
 
 // Tiles walked side by side. Each lies on a page of its own, and the processor reads ahead within pages: a
 // loop that only reads gets 0.7-0.8 of the memory's speed page after page, all of it with four to eight at once.
@@ -187,10 +183,14 @@ struct Widened {
             const auto* const rows = reinterpret_cast<const float*>(key[t]);
             for (int r = 0; r < R; ++r) {
                 Floats products[kLanes] = {};
-                for (std::int64_t d = 0; d < depth; d += kLanes) {
-                    const Floats asked = load<Floats>(query + r * row + d);
+                for (int first = 0; first < kLanes; first += kMostSums) {
+                    for (std::int64_t d = 0; d < depth; d += kLanes) {
+                        const Floats asked = load<Floats>(query + r * row + d);
 #pragma GCC unroll 16
-                    for (int i = 0; i < kLanes; ++i) products[i] += asked * load<Floats>(rows + i * row + d);
+                        for (int i = first; i < first + kMostSums; ++i) {
+                            products[i] += asked * load<Floats>(rows + i * row + d);
+                        }
+                    }
                 }
                 scores[r][t] = sums_of(products);
             }

@@ -23,6 +23,7 @@ TESTS = [
     "tests/contract/test_native_border_fuzz.py",
     "tests/contract/test_linear.py",
     "tests/contract/test_kernels.py",
+    "tests/contract/test_stack.py",
 ]
 INSIDE = "KVIST_CHECK_NATIVE"
 

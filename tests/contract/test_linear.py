@@ -24,7 +24,7 @@ NO_CPP = linear.obstacle(CPU, torch.bfloat16)
 
 pytestmark = pytest.mark.skipif(NO_CPP is not None, reason=str(NO_CPP))
 
-ISAS = ("portable", "avx512bf16", "amx")
+ISAS = ("portable", "avx2", "avx512", "avx512bf16", "amx")
 ROWS = (1, 2, 3, 4, 5, 8, 11, 16, 17, 32, 33, 49, 300)
 SHAPES = ((32, 32), (40, 32), (261, 64), (576, 160))
 
@@ -149,6 +149,9 @@ def test_int4_finds_a_grid_of_its_own_kind_again():
         (lambda: pack(torch.zeros(4, 33), "int8"), "multiple of 32"),
         (lambda: pack(torch.zeros(0, 32), "int8"), "output"),
         (lambda: pack(torch.zeros(4, 32, dtype=torch.float16), "int8"), "float32 or bfloat16"),
+        (lambda: pack(torch.full((4, 32), float("nan")), "int8"), "not finite"),
+        (lambda: pack(torch.full((40, 32), float("inf")), "int4"), "not finite"),
+        (lambda: pack(torch.full((4, 32), 7e4), "int4"), "too large for int4"),
         (lambda: pack(torch.zeros(4, 32), "int2"), "int2"),
         (lambda: pack(torch.zeros(4, 32), "int8", torch.zeros(3)), "bias has shape"),
         (lambda: pack(torch.zeros(4, 32), "int8").multiply(torch.zeros(2, 64)), "x has shape"),
@@ -161,6 +164,11 @@ def test_int4_finds_a_grid_of_its_own_kind_again():
 def test_what_does_not_fit_is_refused(call, words):
     with pytest.raises((ValueError, TypeError, IndexError), match=words):
         call()
+
+
+def test_weights_next_to_nothing_become_nothing():
+    """Their scale's inverse is no number."""
+    assert not unpacked(pack(torch.full((4, 32), 1e-40), "int8")).any()
 
 
 HIDDEN, HEADS, KV_HEADS, DIM, INTERMEDIATE = 64, 4, 2, 32, 160
