@@ -13,6 +13,8 @@
 
 namespace kvist {
 
+inline std::int64_t up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
+
 // What a layer asks of attention.
 struct Asked {
     std::int64_t layer;  // of the pool
@@ -33,6 +35,12 @@ struct Call {
 
     std::int64_t queries() const { return geometry.heads * geometry.group; }
 };
+
+// `fresh`: K and V of the query tokens, or null if they are in the pool. The job that reads a token's place puts
+// them there just before, so that no core takes the memory from another; those of the sequence behind are
+// asked for meanwhile. Neither needs the GIL.
+void run_decode(const Call& call, const Fresh* fresh, Workspace& workspace);
+void run_prefill(const Call& call, Workspace& workspace);
 
 inline const float* sinks_of(const std::optional<Floats1>& sinks, std::int64_t queries) {
     if (!sinks) return nullptr;
