@@ -63,11 +63,13 @@ class StepAttention {
     // K and V of the tokens into a layer, then their attention. Of what was checked; needs no GIL.
     void attend(const Asked& asked) const;
 
-    // The call of a layer that asks for nothing, and what it writes.
+    // What the calls of all layers share, and what they write.
     const Call& plain() const { return calls_.front(); }
     const Fresh& fresh() const { return fresh_; }
 
   private:
+    const Call* call_for(std::int64_t window) const;  // null if there are no such contexts
+
     std::vector<nb::object> kept_;
     std::vector<Call> calls_;  // one for each of the contexts
     std::vector<std::int64_t> slots_;

@@ -43,7 +43,9 @@ struct Loops {
                               Rows<R>& sum) {
         for (std::int64_t k = 0; k < inputs; ++k) {
 #pragma GCC unroll 2
-            for (int h = 0; h < kHalves; ++h) add<R>(sum, h, x, stride, k, load<Floats>(panel + k * 128 + (First + h) * 64));
+            for (int h = 0; h < kHalves; ++h) {
+                add<R>(sum, h, x, stride, k, load<Floats>(panel + k * 128 + (First + h) * 64));
+            }
         }
     }
 

@@ -168,27 +168,29 @@ StepAttention::StepAttention(nb::handle query, nb::handle key, nb::handle value,
     }
 }
 
+const Call* StepAttention::call_for(std::int64_t window) const {
+    for (const Call& call : calls_) {
+        if (call.contexts->window() == window) return &call;
+    }
+    return nullptr;
+}
+
 void StepAttention::check(const Asked& asked) const {
     const Sizes sizes("StepAttention");
     check_asked(sizes, *calls_.front().layout, asked);
-    bool found = false;
-    for (const Call& call : calls_) found = found || call.contexts->window() == asked.window;
-    sizes.require(found, "window", "is ", asked.window, ", for which there are no contexts");
+    sizes.require(call_for(asked.window) != nullptr, "window", "is ", asked.window,
+                  ", for which there are no contexts");
 }
 
 void StepAttention::attend(const Asked& asked) const {
-    for (const Call& each : calls_) {
-        if (each.contexts->window() != asked.window) continue;
-        const Call call = with_asked(each, asked);
-        const Contexts& contexts = *call.contexts;
-        Fresh fresh = fresh_;
-        fresh.pool += asked.layer * call.layout->layer_elements() * element_bytes(fresh.element);
-        if (contexts.ends_apart()) return run_decode(call, &fresh, workspace_);
-        put_all(fresh);
-        if (contexts.num_decodes() > 0) run_decode(call, nullptr, workspace_);
-        if (contexts.num_decodes() < contexts.sequences()) run_prefill(call, workspace_);
-        return;
-    }
+    const Call call = with_asked(*call_for(asked.window), asked);
+    const Contexts& contexts = *call.contexts;
+    Fresh fresh = fresh_;
+    fresh.pool += asked.layer * call.layout->layer_elements() * element_bytes(fresh.element);
+    if (contexts.ends_apart()) return run_decode(call, &fresh, workspace_);
+    put_all(fresh);
+    if (contexts.num_decodes() > 0) run_decode(call, nullptr, workspace_);
+    if (contexts.num_decodes() < contexts.sequences()) run_prefill(call, workspace_);
 }
 
 }  // namespace kvist
